@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Self
 
 import aiohttp
-import orjson
+import msgspec
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -62,7 +62,7 @@ class ApiServer:
             answer = await response.read()
             if response.status >= 300:
                 raise RuntimeError(f"{method} {url}: {response.status} {answer[:500]!r}")
-            decoded: Json = orjson.loads(answer)
+            decoded: Json = msgspec.json.decode(answer)
             return decoded
 
     async def version(self, resource: names.Resource) -> str:
@@ -77,7 +77,7 @@ class ApiServer:
                 answer.raise_for_status()
                 self.opened.set()
                 async for line in answer.content:
-                    event = orjson.loads(line)
+                    event = msgspec.json.decode(line)
                     if event["type"] == "ERROR":
                         raise RuntimeError(f"the watch on {resource.plural} failed: {event['object']}")
                     version = event["object"]["metadata"]["resourceVersion"]

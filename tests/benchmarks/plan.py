@@ -20,7 +20,7 @@ from ddpjob.engine.actions import EngineSettings, Plan
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.parsed_jobs import ParsedJobs
+from ddpjob_operator.controller.reconcile import ParsedJobs
 from tests.benchmarks.report import describe_machine, parser_of, print_table, table_of
 
 SIZES = (1, 8, 64, 1000, 4096)

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpjob.cli.options import Request
+from ddpjob.cli.options import RunOptions
 from ddpjob.cli.prepare import Prepared, prepare
 from ddpjob.errors import DDPJobError
 from ddpjob.local.pod_process import Machine
@@ -50,7 +50,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
     path = folder / "job.yaml"
     path.write_text(text)
     try:
-        found = prepare(Request(str(path), volumes=[f"shared={folder}"], **options))
+        found = prepare(RunOptions(str(path), volumes=[f"shared={folder}"], **options))
         require_programs(found.admitted)
         found.admitted.created()
         Session(admitted=found.admitted, machine=Machine(found.paths), on_change=lambda *_: None, say=lambda _: None)
@@ -81,7 +81,7 @@ def test_any_value_anywhere_is_a_job_or_an_error(tmp_path: Path, place: tuple[An
 def test_any_text_is_a_job_or_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(DDPJobError):
-        prepare(Request(str(tmp_path / "job.yaml")))
+        prepare(RunOptions(str(tmp_path / "job.yaml")))
 
 
 def test_unchanged_job_is_accepted(tmp_path: Path) -> None:

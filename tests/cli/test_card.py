@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
-from ddpjob.api.crd import COLUMNS
 from ddpjob.api.times import timestamp
 from ddpjob.cli.card import card_lines, facts_of, headline, is_abnormal, moment_of
 from ddpjob.cli.get import CELLS, WIDE
 from ddpjob.cli.table import Cell
 from ddpjob.client.base import INTERRUPTED
+from ddpjob.client.crd import COLUMNS
 from ddpjob.client.job import DDPJob
 from tests.builders import NOW, World, a_job, a_running_world, failed
 from tests.cli.program import Program, shell_job

@@ -11,8 +11,8 @@ import pytest
 
 from ddpjob import DDPJob
 from ddpjob.cli.main import main
-from ddpjob.client.connection import Connection
-from ddpjob.client.volume import cluster as volume_cluster
+from ddpjob.client.connection import ApiConnection
+from ddpjob.client.volume import reader_pod
 from ddpjob.client.volume.contents import Volume
 from ddpjob.client.volume.reader import output_of_folder
 from tests.cli.program import Program, shell_job, with_volume
@@ -158,12 +158,12 @@ def test_metrics_of_a_cluster_are_read_through_the_pod_of_its_volume(
     write_run(tmp_path / "volume", 1, range(1, 31), totalSteps=30, attempt=1)
     readers = []
 
-    def reader(connection: Connection, job: DDPJob, on_progress: object) -> AbstractContextManager[Volume]:
+    def reader(connection: ApiConnection, job: DDPJob, on_progress: object) -> AbstractContextManager[Volume]:
         readers.append(job.name)
         output = partial(output_of_folder, str(tmp_path / "volume"))  # instead of a pod, which needs a kubelet
         return nullcontext(Volume(job.name, str(job.namespace), "claim", "/checkpoints", output))
 
-    monkeypatch.setattr(volume_cluster, "PodReader", reader)
+    monkeypatch.setattr(reader_pod, "PodReader", reader)
     monkeypatch.chdir(tmp_path)
     with ScriptedApi(tmp_path, lambda *_: None) as api:
         monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))

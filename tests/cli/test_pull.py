@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.transfer import shown_transfer
+from ddpjob.cli.pull import shown_transfer
 from ddpjob.client.volume.contents import PullProgress
 from ddprun.checkpoint_files import Checkpoints
 from tests.cli.program import ROOT, Program, with_volume
@@ -14,8 +14,6 @@ from tests.json_schema import faults
 
 SAVE = """
 import os, pathlib
-from ddpjob.cli.transfer import shown_transfer
-from ddpjob.client.volume.contents import PullProgress
 from ddprun.checkpoint_files import Checkpoints
 from ddprun.reporting.metrics import RowsFile
 root = pathlib.Path(os.environ["DDPJOB_CHECKPOINT_DIR"])
@@ -108,7 +106,7 @@ def test_a_transfer_is_one_line_that_changes_on_a_terminal_and_lines_elsewhere(
     is_terminal: bool, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = iter([0.0, 1.0, 2.0, 3.0, 12.0])
-    monkeypatch.setattr("ddpjob.cli.transfer.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("ddpjob.cli.pull.time.monotonic", lambda: next(times))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     with shown_transfer() as show:
         for progress in (PullProgress("waits"), PullProgress("waits"), *[PullProgress("", "a.pt", 5, 10)] * 2):

@@ -176,7 +176,7 @@ def test_help_imports_no_module_that_only_a_run_or_the_operator_needs() -> None:
         "asyncio",
         "kopf",
         "kubernetes",
-        "orjson",
+        "msgspec",
         "plotext",
         "prometheus_client",
         "pydantic",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.client.connection import Connection
-from ddpjob.client.volume.contents import Choice, CutError, Volume
+from ddpjob.client.connection import ApiConnection
+from ddpjob.client.volume.contents import CutError, Volume
 from ddpjob.client.volume.pod_exec import output_of
 from ddpjob.client.volume.reader_pod import command
 from ddpjob.client.volume.receive import pull
@@ -25,7 +25,7 @@ class ExecReader:
     def __init__(self, server: ExecServer, folder: Path) -> None:
         file = folder / "kubeconfig"
         file.write_text(json.dumps(server.kubeconfig))
-        self._connection = Connection(None, file, 20)
+        self._connection = ApiConnection(None, file, 20)
 
     def output(self, name: str, *arguments: str) -> Generator[bytes, None, None]:
         return output_of(self._connection, "team", "pod-1", "trainer", command(name, "/checkpoints", *arguments))
@@ -43,7 +43,7 @@ def test_a_transfer_over_connections_that_are_cut_and_refused_is_complete(volume
     # The list is refused twice, and is shorter than its cut; the file is cut twice.
     with ExecServer(volume, cuts=(10**6, 10**6, 2 * 10**6), refusals=(401, 503)) as server:
         volume_of_pod = Volume("mnist", "team", "claim", "/checkpoints", ExecReader(server, tmp_path).output)
-        pull(volume_of_pod, tmp_path / "here", Choice(everything=True))
+        pull(volume_of_pod, tmp_path / "here", everything=True)
     assert (tmp_path / "here" / "data.bin").read_bytes() == (volume / "data.bin").read_bytes()
     assert set(server.paths) == {"/api/v1/namespaces/team/pods/pod-1/exec"}
     sent = [json.loads(words[-1])[0][1] for words in server.commands if "send" in words]

@@ -17,9 +17,8 @@ from ddpjob import Client, DDPJob
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import pod_view
-from ddpjob.client.connection import Connection
-from ddpjob.client.volume.cluster import PodReader
-from ddpjob.client.volume.reader_pod import LABEL_READER_OF, hopeless, node_for, reader_pod
+from ddpjob.client.connection import ApiConnection
+from ddpjob.client.volume.reader_pod import LABEL_READER_OF, PodReader, hopeless, node_for, reader_pod
 from ddpjob.engine.desired import Job
 from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
 from tests.builders import a_job
@@ -161,7 +160,7 @@ class Reading:
     def __init__(self, place: Place, kubeconfig: Path | None = None) -> None:
         self.waits: list[str] = []
         self._error: DDPJobError | None = None
-        connection = Connection(None, kubeconfig or place.kubeconfig, 20)
+        connection = ApiConnection(None, kubeconfig or place.kubeconfig, 20)
         self.reader = PodReader(connection, place.job, lambda now: self.waits.append(now.waiting))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -18,7 +18,7 @@ import pytest
 
 from ddpjob.api.backoff import Patience
 from ddpjob.client.volume import reader
-from ddpjob.client.volume.contents import RECORD, Choice, Pulled, Volume, VolumeContents, listing, read_contents
+from ddpjob.client.volume.contents import RECORD, Pulled, Volume, VolumeContents, list_volume
 from ddpjob.client.volume.receive import pull
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, TransferError, UnavailableError
 from ddprun.checkpoint_files import Checkpoints, all_manifests, seal, verify
@@ -90,15 +90,15 @@ def of(reader: ProcessReader | Lines) -> Volume:
 
 
 def contents_of(root: Path, *, verify: bool = True) -> VolumeContents:
-    return read_contents(of(ProcessReader(root)), verify=verify)
+    return list_volume(of(ProcessReader(root)), verify=verify)[0]
 
 
 def listed(reader: Lines) -> VolumeContents:
-    return listing(of(reader), of(reader).messages("list"))[0]
+    return list_volume(of(reader))[0]
 
 
 def pulled(source: ProcessReader | Path, to: Path, **wanted: Any) -> Pulled:
-    return pull(of(source if isinstance(source, ProcessReader) else ProcessReader(source)), to, Choice(**wanted))
+    return pull(of(source if isinstance(source, ProcessReader) else ProcessReader(source)), to, **wanted)
 
 
 def newest(root: Path) -> Path:
@@ -294,7 +294,7 @@ def test_what_is_not_there_is_an_error_that_names_what_is(volume: Path, tmp_path
     assert "--all copies the other files (1)" in raised.value.next_step
 
 
-A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0, "inode": 1}}
+A_FILE = {"file": {"path": "a", "bytes": 1, "modified": 0}}
 ALL = {"end": {}}
 
 
@@ -309,7 +309,6 @@ def a_file(**values: object) -> dict[str, Any]:
         a_file(path="\udc80"),
         a_file(path="a" * 5000),
         a_file(bytes=-1),
-        a_file(inode=2**64),
         a_file(modified="yesterday"),
         {"checkpoint": {"path": "a.pt", "saved": None, "run": 1, "step": 1, "state": "Perfect"}},
         {"data": -1},
@@ -343,8 +342,8 @@ def test_an_impossible_time_of_a_manifest_is_left_out(time: object, volume: Path
     "reader",
     [
         Lines({"working": "a"}, A_FILE),
-        Lines(A_FILE, ALL, sent=[{"begin": "a"}, {"working": "a"}]),
-        Lines(A_FILE, ALL, sent=[{"begin": "a"}, {"end": {}}]),
+        Lines(A_FILE, ALL, sent=[{"working": "a"}]),
+        Lines(A_FILE, ALL, sent=[{"end": {}}]),
     ],
     ids=["list", "send", "nothing-sent"],
 )
@@ -353,7 +352,7 @@ def test_a_reader_that_brings_nothing_new_is_given_up(
 ) -> None:
     monkeypatch.setattr(Patience, "SECONDS", 0.1)
     with pytest.raises(UnavailableError, match=r"could not be read for 0\.1 s"):
-        pull(of(reader), tmp_path / "to", Choice(everything=True))
+        pull(of(reader), tmp_path / "to", everything=True)
 
 
 class Rotating(ProcessReader):
@@ -390,26 +389,31 @@ def test_a_training_that_is_faster_than_each_copy_is_named(volume: Path, tmp_pat
 
 
 class Replacing(ProcessReader):
-    """A volume whose script replaces a file by a larger one between the list and the copy."""
+    """A volume whose script replaces a file by a larger one between the list and the copy, and writes one again."""
 
     def output(self, command: str, *arguments: str) -> Generator[bytes, None, None]:
         if command == "send" and not self.offsets:
             (self.root / "new.pt").write_bytes(b"the second, which is longer")
             (self.root / "new.pt").replace(self.root / "model.pt")
+            (self.root / "rewritten.pt").write_bytes(b"half")
             with (self.root / "metrics.jsonl").open("a") as stream:
                 stream.write("added\n")
+        elif command == "list" and self.offsets:
+            (self.root / "rewritten.pt").write_bytes(b"half, and now whole")
         return super().output(command, *arguments)
 
 
-def test_a_file_that_a_larger_one_replaces_is_copied_whole(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_or_written_again_is_copied_whole(tmp_path: Path) -> None:
     root = tmp_path / "volume"
     root.mkdir()
+    (root / "rewritten.pt").write_bytes(b"whole before")
     (root / "model.pt").write_bytes(b"the first")
     (root / "metrics.jsonl").write_text("first\n")
     done = pulled(Replacing(root), tmp_path / "here", everything=True)
     assert done.complete
     assert (tmp_path / "here" / "model.pt").read_bytes() == b"the second, which is longer"
-    assert (tmp_path / "here" / "metrics.jsonl").read_text() == "first\n", "what is appended is left to the next pull"
+    assert (tmp_path / "here" / "metrics.jsonl").read_text() == "first\nadded\n"
+    assert (tmp_path / "here" / "rewritten.pt").read_bytes() == b"half, and now whole"
 
 
 def test_a_kill_before_a_file_is_replaced_lets_the_next_pull_replace_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ddpjob.clock import SteadyClock
 from ddpjob_operator.cluster.clock import SLEW, ServerClock
 from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.controller.main import Operator
-from ddpjob_operator.controller.settings import Settings
+from ddpjob_operator.controller.settings import ControllerSettings
 from tests.worlds.client import list_all
 from tests.worlds.kubeconfig import write_kubeconfig
 from tests.worlds.loopback import serving
@@ -192,10 +192,9 @@ async def test_operator_has_the_time_of_its_api_server(
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     path = write_kubeconfig(tmp_path / "config", server_of_another_year, {"token": "secret"})
     connection = await Connection.open(str(path))
-    operator = Operator(Settings(), connection)
+    operator = Operator(ControllerSettings(), connection)
     for _ in range(2):  # the first response contradicts the local clock
         await list_all(operator.cluster, names.PODS)
     assert abs((operator.controller.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
     await operator.controller.poller.close()
     await operator.cluster.close()
-    await connection.close()

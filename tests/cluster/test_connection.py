@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob_operator.cluster.base import Unavailable
@@ -14,6 +15,20 @@ from tests.processes import free_port
 from tests.worlds.client import list_all, operators_client
 from tests.worlds.control_plane import ControlPlane
 from tests.worlds.kubeconfig import write_kubeconfig
+from tests.worlds.loopback import serving
+
+
+async def sent_authorization(connection: Connection) -> str | None:
+    """Return the Authorization header of a request."""
+    sent: list[str | None] = []
+
+    async def handle(request: web.BaseRequest) -> web.Response:
+        sent.append(request.headers.get("Authorization"))
+        return web.Response()
+
+    async with serving(handle) as url, connection.session(0) as session:
+        await session.get(url)
+    return sent[0]
 
 
 async def test_the_error_without_any_configuration_says_what_to_set(
@@ -40,8 +55,7 @@ async def test_kubeconfig_is_read_from_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("KUBECONFIG", str(path))
     connection = await Connection.open()
     assert connection.server == "https://192.0.2.1:6443"
-    assert await connection.authorization() == "Bearer secret"
-    await connection.close()
+    assert await sent_authorization(connection) == "Bearer secret"
 
 
 @pytest.mark.parametrize(
@@ -115,9 +129,16 @@ def test_an_exec_plugin_runs_on_the_operators_event_loop(tmp_path: Path) -> None
     path = an_exec_kubeconfig(tmp_path, "http://127.0.0.1:1", "secret")
 
     async def read() -> str | None:
-        connection = await Connection.open(str(path))
-        header = await connection.authorization()
-        await connection.close()
-        return header
+        return await sent_authorization(await Connection.open(str(path)))
 
     assert uvloop.run(read()) == "Bearer secret"
+
+
+async def test_an_exec_plugin_runs_again_after_a_401(tmp_path: Path) -> None:
+    async def handle(request: web.BaseRequest) -> web.Response:
+        is_valid = request.headers["Authorization"] == "Bearer second"
+        return web.json_response({"items": [], "metadata": {}}) if is_valid else web.Response(status=401)
+
+    async with serving(handle) as url, operators_client(an_exec_kubeconfig(tmp_path, url, "first")) as client:
+        an_exec_kubeconfig(tmp_path, url, "second")
+        assert (await list_all(client, names.PODS)).items == ()

@@ -1,4 +1,4 @@
-"""JSON of requests and responses: what orjson refuses or reads differently is read and written as by ``json``."""
+"""JSON of requests and responses: what msgspec refuses is read and written as by ``json``."""
 
 import json
 import math

@@ -51,7 +51,6 @@ class OperatorProcess:
         self._log.touch()
         self._process: ForkServerProcess | None = None
         self._offset = 0
-        self.starts = 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -68,7 +67,6 @@ class OperatorProcess:
 
     def start(self, *, wait: bool = True) -> None:
         """Start it and wait until it is ready."""
-        self.starts += 1
         self._offset = self._log.stat().st_size
         self._process = FORKS.Process(target=_serve, args=(self.environment, self._log), daemon=True)
         self._process.start()

@@ -128,7 +128,7 @@ async def test_annotations_of_a_pod_are_changed_and_nothing_else(bench: Bench) -
 
 async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> None:
     claim = ("default", "mnist-checkpoints")
-    meta = {"metadata": {"name": claim[1]}}
+    meta = {"metadata": {"name": claim[1], "labels": {names.LABEL_JOB_NAME: "mnist"}}}
     body = {"apiVersion": "v1", "kind": names.CLAIMS.kind} | meta | {"spec": CLAIM["spec"]}
     bench.server.create(names.CLAIMS, "default", body)
     assert await bench.act(creates=((Create(names.CLAIMS, claim[1], body, shared=True),),)) == Outcome(

@@ -1,7 +1,8 @@
 """The cache keeps the newest state, in any order of events."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -17,20 +18,31 @@ from ddpjob.engine.network import desired_service, service_change
 from ddpjob_operator.cluster.base import Conflict, Page
 from ddpjob_operator.controller.apply import Executor
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.entries import Entry
-from ddpjob_operator.controller.listing import Listing, VersionsWentBackError
+from ddpjob_operator.controller.listing import VersionsWentBackError, list_into
 from tests.builders import a_job, ended, running
 
 JOB = "11111111-job"
 
 
-def apply_list(
-    cache: Cache, resource: names.Resource, page: Page, covers: Callable[[Entry], bool] = lambda entry: True
-) -> int:
-    """Apply a LIST of one page; return the number of changed objects."""
-    listing = Listing(cache, resource, covers)
-    listing.take(page)
-    return listing.finish()
+class Listed:
+    """A cluster that answers a LIST with these pages; functions between them are called when they are due."""
+
+    def __init__(self, *steps: Page | Callable[[], object]) -> None:
+        self._steps = steps
+
+    async def pages(self, *_: Any) -> AsyncIterator[Page]:
+        for step in self._steps:
+            if isinstance(step, Page):
+                yield step
+            else:
+                step()
+
+
+def apply_list(cache: Cache, resource: names.Resource, *steps: Page | Callable[[], object], job_uid: str = "") -> int:
+    """Apply a LIST; return the number of changed objects."""
+    cluster: Any = Listed(*steps)
+    changes, _ = asyncio.run(list_into(cache, cluster, resource, None, job_uid=job_uid))
+    return changes
 
 
 def a_pod(name: str, version: int, *, uid: str = "", job: str = JOB, **more: Any) -> dict[str, Any]:
@@ -167,12 +179,13 @@ def test_list_of_an_etcd_that_was_restored_is_not_taken(listed: list[tuple[str, 
 
 def test_list_keeps_what_was_seen_after_it() -> None:
     cache = Cache()
-    listing = Listing(cache, names.PODS, lambda entry: True)
-    cache.put(names.PODS, a_pod("a", 50) | RUNNING)
-    cache.take(names.PODS, {"type": "DELETED", "object": a_pod("b", 51)})
-    cache.put(names.PODS, a_pod("new", 52))
-    listing.take(Page((a_pod("a", 20), a_pod("b", 21)), "49"))
-    assert listing.finish() == 0
+
+    def see() -> None:
+        cache.put(names.PODS, a_pod("a", 50) | RUNNING)
+        cache.take(names.PODS, {"type": "DELETED", "object": a_pod("b", 51)})
+        cache.put(names.PODS, a_pod("new", 52))
+
+    assert apply_list(cache, names.PODS, see, Page((a_pod("a", 20), a_pod("b", 21)), "49")) == 0
     assert known(cache, "a")[1] == 50 and names_of(cache) == ["a", "new"]
 
 
@@ -181,17 +194,15 @@ def test_live_list_replaces_a_pod_whose_version_stands_for_another_state_since_a
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 5) | RUNNING)
     page = Page((a_pod("a", 5) | {"status": ended(1)},), "5")
-    for same_version, has_ended in ((False, False), (True, True)):
-        listing = Listing(cache, names.PODS, lambda entry: True, same_version=same_version)
-        listing.take(page)
-        listing.finish()
+    for job_uid, has_ended in (("", False), (JOB, True)):
+        apply_list(cache, names.PODS, page, job_uid=job_uid)
         assert [pod.ended for pod in cache.pods("default", JOB)] == [has_ended]
 
 
 def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:
     cache = Cache()
     cache.put(names.CLAIMS, a_pod("claim", 1, labels={}))
-    apply_list(cache, names.CLAIMS, Page((), "10"), lambda entry: entry.is_labelled)
+    apply_list(cache, names.CLAIMS, Page((), "10"))
     assert cache.get(names.CLAIMS, "default", "claim")
     assert [entry.is_labelled for entry in cache.entries(names.CLAIMS)] == [False]
 
@@ -201,14 +212,15 @@ def test_pages_of_a_list_remove_only_what_no_page_contained() -> None:
     cache = Cache(woken.append)
     for number, name in enumerate("abcd"):
         cache.put(names.PODS, a_pod(name, number + 1))
-    listing = Listing(cache, names.PODS, lambda pod: True)
-    listing.take(Page((a_pod("a", 1),), "10"))
-    assert names_of(cache) == ["a", "b", "c", "d"]
-    cache.put(names.PODS, a_pod("new", 11))  # created while the pages arrive
-    listing.take(Page((a_pod("b", 9),), "12", is_first=False))  # the version of the first page counts
-    cache.put(names.PODS, a_pod("c", 11))  # changed since the first page
-    woken.clear()
-    assert listing.finish() == 2  # b changed, d is gone
+
+    def change() -> None:
+        assert names_of(cache) == ["a", "b", "c", "d"]
+        cache.put(names.PODS, a_pod("new", 11))  # created while the pages arrive
+        cache.put(names.PODS, a_pod("c", 11))  # changed since the first page
+
+    second = Page((a_pod("b", 9),), "12", is_first=False)  # the version of the first page counts
+    changes = apply_list(cache, names.PODS, Page((a_pod("a", 1),), "10"), change, second, woken.clear)
+    assert changes == 2  # b changed, d is gone
     assert woken == [Key("default", "mnist")]
     assert names_of(cache) == ["a", "b", "c", "new"]
 
@@ -216,10 +228,8 @@ def test_pages_of_a_list_remove_only_what_no_page_contained() -> None:
 def test_list_that_begins_again_forgets_its_earlier_pages() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 1))
-    listing = Listing(cache, names.PODS, lambda pod: True)
-    listing.take(Page((a_pod("a", 1), a_pod("b", 2)), "10"))
-    listing.take(Page((a_pod("b", 2),), "20"))  # a was deleted before the second LIST
-    listing.finish()
+    first, second = Page((a_pod("a", 1), a_pod("b", 2)), "10"), Page((a_pod("b", 2),), "20")
+    apply_list(cache, names.PODS, first, second)  # a was deleted before the second LIST
     assert names_of(cache) == ["b"]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddpjob_operator.controller import health
-from ddpjob_operator.controller.health import MAX_CONNECTIONS, HealthServer, Heartbeat, Verdict
+from ddpjob_operator.controller.health import MAX_CONNECTIONS, HealthServer, LoopHeartbeat, Verdict
 from tests.processes import eventually, eventually_async
 
 
@@ -66,7 +66,7 @@ def test_idle_connections_take_few_threads_and_do_not_keep_out_a_probe(server: H
 async def test_running_event_loop_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "BEAT_SECONDS", 0.01)
     time = 1000.0
-    heartbeat = Heartbeat(lambda: time)
+    heartbeat = LoopHeartbeat(lambda: time)
     lags: list[float] = []
     beating = asyncio.create_task(heartbeat.run(lags.append))
     await eventually_async("a beat", lambda: lags)
@@ -82,7 +82,7 @@ async def test_running_event_loop_is_alive(monkeypatch: pytest.MonkeyPatch) -> N
 def test_event_loop_blocked_for_30_s_is_not_alive(server: HealthServer, verdicts: Verdicts) -> None:
     """No loop runs here: the server's thread answers by itself."""
     time = 1000.0
-    heartbeat = Heartbeat(lambda: time)
+    heartbeat = LoopHeartbeat(lambda: time)
     time += 31
     verdicts.alive = heartbeat.verdict()
     assert get(server.port, "/healthz") == (503, "the event loop has been blocked for 31 s\n")

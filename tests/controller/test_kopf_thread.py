@@ -62,7 +62,6 @@ async def watching(
         connection = await Connection.open(str(http.kubeconfig(tmp_path)))
         status = WatchStatus(names.DDPJOBS, None, clock=clock)
         yield http, JobWatch(connection=connection, cache=Cache(), scope=None, status=status)
-        await connection.close()
 
 
 def kopf_threads() -> int:

@@ -143,4 +143,3 @@ async def test_lease_of_another_program_keeps_no_replica_from_its_work(
         await acquiring
     assert standby.is_leader
     await cluster.close()
-    await connection.close()

@@ -7,7 +7,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob_operator.cluster.base import Invalid
-from ddpjob_operator.controller.schema import refused_fields
+from ddpjob_operator.controller.recorder import refused_fields
 from tests.controller.bench import Bench, on_bench
 
 JOB = Key("default", "mnist")

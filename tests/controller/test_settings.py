@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.controller.settings import ENV_PREFIX, Settings, SettingsError, parse
+from ddpjob_operator.controller.settings import ENV_PREFIX, ControllerSettings, SettingsError, parse
 
 
-def settings(**given: str) -> Settings:
+def settings(**given: str) -> ControllerSettings:
     return parse({ENV_PREFIX + name.upper(): text for name, text in given.items()})
 
 
 def test_settings_without_variables_are_the_defaults() -> None:
-    assert settings() == Settings()
+    assert settings() == ControllerSettings()
 
 
 def test_every_setting_can_be_given() -> None:
@@ -32,7 +32,7 @@ def test_every_setting_can_be_given() -> None:
         "launcher_image": ("reg.example:5000/t:1", "reg.example:5000/t:1"),
         "launcher_pull_policy": ("always", "Always"),
     }
-    expected = Settings(**{name: value for name, (_, value) in wanted.items()})
+    expected = ControllerSettings(**{name: value for name, (_, value) in wanted.items()})
     assert settings(**{name: text for name, (text, _) in wanted.items()}) == expected
 
 
@@ -54,7 +54,7 @@ def test_default_launcher_image_is_never_pulled() -> None:
         ("namespaces", "team-*", "patterns are not supported"),
         ("namespaces", "A", "is not a valid namespace name"),
         ("lease", "operator", "must be NAMESPACE/NAME"),
-        ("read_logs", "yes", "must be true or false"),
+        ("read_logs", "yes", "must be one of true, false"),
         ("lease", "a/b/c", "must be NAMESPACE/NAME"),
         ("pod_namespace", "a.b", "must be the name of a namespace"),
         ("pod_labels", "a", "must be KEY=VALUE"),

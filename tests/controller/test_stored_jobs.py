@@ -9,9 +9,9 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
-from ddpjob_operator.controller import parsed_jobs
+from ddpjob_operator.controller import reconcile
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.parsed_jobs import ParsedJobs
+from ddpjob_operator.controller.reconcile import ParsedJobs
 from tests.builders import a_job
 
 KEY = Key("default", "mnist")
@@ -89,7 +89,7 @@ def test_unchanged_spec_is_parsed_once() -> None:
 
 
 def test_parsed_jobs_are_bounded_by_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsed_jobs, "MAX_VALUES", 50)
+    monkeypatch.setattr(reconcile, "MAX_VALUES", 50)
     parsed = ParsedJobs()
     jobs = [at(1, a_job(args=["a"] * 15), uid=f"u{number}") for number in range(3)]
     first, second, third = map(parsed.parse, jobs)

@@ -17,9 +17,9 @@ from ddprun.launcher.life_messages import (
     Done,
     End,
     Failed,
-    Failure,
     Hello,
     Message,
+    RanksFailure,
     Ready,
     Release,
     Start,
@@ -47,7 +47,7 @@ from ddprun.launcher.peers import Peers
 from tests.ddprun.lives.simulation import Group, Schedule, ViolationError
 
 LIFE = 1
-FAILURE = Failure(1, "own", "ValueError", "ValueError", 2, 30, "wrong")
+FAILURE = RanksFailure(1, "own", "ValueError", "ValueError", 2, 30, "wrong")
 
 
 @pytest.mark.parametrize("runs", [2000, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
@@ -78,7 +78,7 @@ def group_of_two(life: int = LIFE, **fields: object) -> Leader:
     return dataclasses.replace(s, life=life, began=100.0, **fields)
 
 
-def ended(s: Leader, failure: Failure, *, healthy: bool = True, port: int = 29_511) -> str:
+def ended(s: Leader, failure: RanksFailure, *, healthy: bool = True, port: int = 29_511) -> str:
     """Return why the attempt ends after this failure of node 1; empty if another life follows."""
     node = 1
     s, _ = after(s, 101.0, Received(Failed(s.life, failure), node))
@@ -105,10 +105,10 @@ def test_failure_that_a_restart_cannot_change_ends_the_attempt(code: int) -> Non
         ("", group_of_two(last=Blamed(0, dataclasses.replace(FAILURE, step=29))), FAILURE),
         ("same node", group_of_two(last=Blamed(1, dataclasses.replace(FAILURE, step=29))), FAILURE),
         ("", group_of_two(last=Blamed(1, dataclasses.replace(FAILURE, step=29)), mark=1), FAILURE),
-        ("", group_of_two(last=Blamed(1, FAILURE)), Failure(77, "peer", "PeerLost")),
+        ("", group_of_two(last=Blamed(1, FAILURE)), RanksFailure(77, "peer", "PeerLost")),
     ],
 )
-def test_table_of_escalations(reason: str, s: Leader, failure: Failure) -> None:
+def test_table_of_escalations(reason: str, s: Leader, failure: RanksFailure) -> None:
     found = ended(s, failure)
     assert reason in found if reason else not found
 
@@ -120,7 +120,7 @@ def test_table_of_escalations(reason: str, s: Leader, failure: Failure) -> None:
 )
 def test_failure_of_any_report_reaches_the_leader(odd: dict[str, object]) -> None:
     report = {"code": 3, "cause": "own", "exception": "ValueError"} | odd
-    message = Failed(LIFE, Failure.of_report(report))
+    message = Failed(LIFE, RanksFailure.of_report(report))
     assert message.failure.code == (1 if "code" in odd else 3) and message.failure.exception == "ValueError"
     assert from_json(json.loads(json.dumps(to_json(message)))) == message
 
@@ -130,8 +130,8 @@ def test_node_that_is_not_healthy_ends_the_attempt() -> None:
     assert "no port" in ended(group_of_two(), FAILURE, port=0)
 
 
-@pytest.mark.parametrize("first", [Failure(77, "peer"), Failure(1, "own", "ExitedEarly")])
-def test_own_failure_is_blamed_before_a_lost_peer_and_an_early_end_that_arrived_first(first: Failure) -> None:
+@pytest.mark.parametrize("first", [RanksFailure(77, "peer"), RanksFailure(1, "own", "ExitedEarly")])
+def test_own_failure_is_blamed_before_a_lost_peer_and_an_early_end_that_arrived_first(first: RanksFailure) -> None:
     s, _ = after(group_of_two(), 101.0, Received(Failed(LIFE, first), 0))
     s, _ = after(s, 101.0, Received(Ready(LIFE, True, first), 0))
     s, _ = after(s, 101.0, Received(Ready(LIFE, True, dataclasses.replace(FAILURE, code=79)), 1))

@@ -12,7 +12,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.rank_table import MOST_RANKS, RankTable, _Pace
+from ddprun.launcher.rank_table import MOST_RANKS, NodeRanks, _Pace
 from ddprun.reporting.http_port import ProgressPort
 from tests.processes import free_port
 
@@ -22,10 +22,10 @@ ROW = {
 }  # fmt: skip
 
 
-def a_table(nodes: int) -> tuple[RankTable, Peers]:
+def a_table(nodes: int) -> tuple[NodeRanks, Peers]:
     ranks = Ranks(nnodes=nodes, nproc_per_node=8, world_size=8 * nodes)
     peers = Peers(ranks, None)
-    return RankTable(ranks, peers, NodeProgress(ranks.world_size)), peers
+    return NodeRanks(ranks, peers, NodeProgress(ranks.world_size)), peers
 
 
 def test_rows_of_other_nodes_grow_older() -> None:

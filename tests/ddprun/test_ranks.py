@@ -35,7 +35,7 @@ from ddptrain.device import (
     set_numerics,
     too_few_gpus,
 )
-from ddptrain.worker import run_forked
+from ddptrain.program import TrainerProgram
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
@@ -222,8 +222,9 @@ def test_nccl_is_given_exactly_the_interface_that_routes_to_the_master() -> None
 
 def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(StopFlag, "installed", StopFlag)  # this process keeps its handlers
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
-        run_forked(Config(), RankProcess(Ranks(), Diagnostics(*[-1] * 6), -1))
+        TrainerProgram(Config()).run(RankProcess(Ranks(), Diagnostics(*[-1] * 6), -1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

@@ -36,7 +36,7 @@ from ddprun.heartbeat import HeartbeatRecord
 from ddprun.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
 from ddprun.reporting import termination
 from ddprun.reporting.http_port import ProgressPort
-from ddprun.reporting.progress import Progress, StepRate, shared_snapshot
+from ddprun.reporting.progress import ProgressRecord, StepRate, shared_snapshot
 from ddprun.shared_text import SIZE, SharedText, read
 from ddptrain import errors as trainer_errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
@@ -394,7 +394,7 @@ def test_an_endless_line_is_divided_and_nothing_is_lost() -> None:
 
 
 def test_progress_is_served_and_changes_only_with_completed_work() -> None:
-    progress = Progress(4)
+    progress = ProgressRecord(4)
     port = free_port()
     progress.serve(port)
 
@@ -417,7 +417,7 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
 
 def test_time_of_saves_adds_up_also_of_those_that_fail() -> None:
     memory = memoryview(bytearray(SIZE))
-    progress = Progress(1, SharedText(memory))
+    progress = ProgressRecord(1, SharedText(memory))
     with progress.saving():
         began = time.monotonic()
         while time.monotonic() - began < 0.01:
@@ -447,7 +447,7 @@ def test_steps_per_second_are_of_the_last_10_to_20_seconds() -> None:
 
 
 def test_slow_connections_to_the_progress_port_are_bounded() -> None:
-    progress = Progress(1)
+    progress = ProgressRecord(1)
     port = free_port()
     progress.serve(port)
     opened_by_us, before = 200, len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only

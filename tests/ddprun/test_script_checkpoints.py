@@ -14,19 +14,19 @@ from ddprun import script_interface
 from ddprun.checkpoint_files import Checkpoints, checkpoint_file
 from ddprun.errors import ConfigMismatch, Superseded
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 
 
 @pytest.fixture(autouse=True)
-def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
+def progress(monkeypatch: pytest.MonkeyPatch) -> ProgressRecord:
     """Make this process a rank of a launcher until the end of the test."""
     for name in ("RANK", "WORLD_SIZE", "DDPJOB_CHECKPOINT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(script_interface, "_state", script_interface._state)
-    progress = Progress(1)
+    progress = ProgressRecord(1)
     script_interface.begin(progress, Heartbeat(), Settings())
     return progress
 
@@ -43,7 +43,7 @@ def weights(number: float) -> dict[str, Any]:
     return {"weights": torch.full((3,), number), "epoch": 1}
 
 
-def test_newest_state_is_loaded_and_its_place_is_in_the_progress(tmp_path: Path, progress: Progress) -> None:
+def test_newest_state_is_loaded_and_its_place_is_in_the_progress(tmp_path: Path, progress: ProgressRecord) -> None:
     assert progress.snapshot()["fenced"] is False
     checkpoints = ddprun.checkpoints(tmp_path)
     assert progress.snapshot()["fenced"] is True
@@ -58,7 +58,7 @@ def test_newest_state_is_loaded_and_its_place_is_in_the_progress(tmp_path: Path,
     assert progress.snapshot()["savingSeconds"] > 0
 
 
-def test_steps_are_counted_from_the_checkpoint_on(tmp_path: Path, progress: Progress) -> None:
+def test_steps_are_counted_from_the_checkpoint_on(tmp_path: Path, progress: ProgressRecord) -> None:
     attempt(tmp_path).save(20, weights(20))
     assert ddprun.checkpoints(tmp_path).load_newest() is not None
     script_interface.count_step()
@@ -175,7 +175,7 @@ class Witness:
 def test_save_is_a_phase_with_the_limit_of_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[HeartbeatRecord] = []
     heartbeat = Heartbeat()
-    script_interface.begin(Progress(1), heartbeat, Settings(volume_timeout=1000.0))
+    script_interface.begin(ProgressRecord(1), heartbeat, Settings(volume_timeout=1000.0))
     ddprun.report(step=7)
     ddprun.checkpoints(tmp_path).save(7, {"seen": Witness(lambda: seen.append(heartbeat.last))})
     assert [(record.phase, record.limit, record.step) for record in seen] == [("save", 1000.0, 7)]

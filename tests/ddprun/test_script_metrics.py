@@ -22,7 +22,7 @@ from ddprun.checkpoint_files import run_numbers
 from ddprun.errors import Superseded
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.metrics import RowsFile, read_rows
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from tests.ddptrain.runs import wait_until
@@ -37,9 +37,9 @@ def _rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     attempt(tmp_path)
 
 
-def attempt(folder: Path) -> Progress:
+def attempt(folder: Path) -> ProgressRecord:
     """Begin another process, as far as the calls can see."""
-    progress = Progress(1)
+    progress = ProgressRecord(1)
     script_interface.begin(progress, Heartbeat(), Settings(checkpoint_dir=str(folder)))
     return progress
 
@@ -151,7 +151,7 @@ def test_only_rank_zero_writes_and_only_with_a_directory(tmp_path: Path, monkeyp
     ddprun.report(step=1, loss=1.0)
     written()
     monkeypatch.delenv("RANK")
-    script_interface.begin(Progress(1), Heartbeat(), Settings())
+    script_interface.begin(ProgressRecord(1), Heartbeat(), Settings())
     ddprun.report(step=1, loss=1.0)
     assert script_interface._state.metrics is None
     assert list(tmp_path.iterdir()) == []
@@ -241,6 +241,6 @@ def test_last_rows_are_written_when_the_process_ends(tmp_path: Path) -> None:
 
 
 def test_file_of_another_attempt_is_never_taken(tmp_path: Path) -> None:
-    RowsFile(tmp_path, 1, exclusive=True)
+    RowsFile(tmp_path, 1)
     with pytest.raises(FileExistsError):
-        RowsFile(tmp_path, 1, exclusive=True)
+        RowsFile(tmp_path, 1)

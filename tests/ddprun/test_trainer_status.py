@@ -25,7 +25,7 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.trainer_port import TrainerPort, is_wanted
 from ddprun.launcher.trainer_status import ReportedTraining, TrainerStatus, parse
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 
 NOW = 1_795_442_706.0  # 2026-11-23T14:05:06Z
 OWN = {
@@ -190,7 +190,7 @@ def test_older_report_is_ignored_unless_the_clock_was_set_back() -> None:
 
 def test_reports_of_earlier_ranks_end_with_them() -> None:
     progress, diagnostics = NodeProgress(2), Diagnostics.create(0)
-    rank_zero = Progress(2, diagnostics.progress_text())
+    rank_zero = ProgressRecord(2, diagnostics.progress_text())
     progress.follow(diagnostics)
     rank_zero.update(phase="train", step=30)
     progress.take(report(30, current_step=530, total_steps=1000, loss=0.5), NOW)
@@ -202,7 +202,7 @@ def test_reports_of_earlier_ranks_end_with_them() -> None:
     progress.follow(again)
     same = before.keys() - {"phase", "ageSeconds"}
     assert {name: progress.snapshot()[name] for name in same} == {name: before[name] for name in same}
-    Progress(2, again.progress_text()).update(phase="train", step=1)
+    ProgressRecord(2, again.progress_text()).update(phase="train", step=1)
     found = progress.snapshot()
     assert (found["step"], found["loss"], found["totalSteps"], found["seq"]) == (1, None, None, before["seq"] + 1)
     for opened in (diagnostics, again):
@@ -214,7 +214,7 @@ def test_time_of_saves_adds_up_over_the_lives_of_an_attempt() -> None:
     for number in range(1, 4):
         with contextlib.closing(Diagnostics.create(0)) as diagnostics:
             progress.follow(diagnostics)
-            Progress(1, diagnostics.progress_text()).update(phase="train", step=number, savingSeconds=1.5)
+            ProgressRecord(1, diagnostics.progress_text()).update(phase="train", step=number, savingSeconds=1.5)
             shown.append(progress.snapshot()["savingSeconds"])
             assert progress.completed({"phase": "start"})["savingSeconds"] == 1.5 * (number - 1)
             progress.keep()
@@ -232,7 +232,7 @@ def test_life_of_a_script_is_progress_when_it_makes_more_steps_or_trains_long(
     for step in (100, 40):
         with contextlib.closing(Diagnostics.create(0)) as diagnostics:
             progress.follow(diagnostics)
-            Progress(2, diagnostics.progress_text()).update(phase="train", step=step)
+            ProgressRecord(2, diagnostics.progress_text()).update(phase="train", step=step)
             marks.append(progress.mark() or 0)
             progress.keep()
     assert (marks[1] > marks[0]) == more

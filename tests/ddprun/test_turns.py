@@ -11,7 +11,7 @@ import pytest
 
 from ddprun import script_interface, shared_text
 from ddprun.heartbeat import SIZE, Heartbeat
-from ddprun.reporting.progress import Progress, shared_snapshot
+from ddprun.reporting.progress import ProgressRecord, shared_snapshot
 from ddprun.settings import Settings
 from ddprun.shared_text import SharedText
 from ddprun.turns import BEATS, REPORTS, Turn
@@ -115,7 +115,7 @@ def test_each_step_is_a_heartbeat_and_quick_steps_are_reported_together(
     monkeypatch.setattr(script_interface, "_INTERVAL", 3600.0)
     memory = mmap.mmap(file, SIZE)
     text = memoryview(bytearray(shared_text.SIZE))
-    beats, progress = Turn(file, BEATS, is_rank=True), Progress(1, SharedText(text))
+    beats, progress = Turn(file, BEATS, is_rank=True), ProgressRecord(1, SharedText(text))
     heartbeat = Heartbeat(memoryview(memory), None, beats.may_write)
     script_interface.begin(progress, heartbeat, Settings(), beats=beats, reports=Turn(file, REPORTS, is_rank=True))
     optimizer = object()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddprun.errors import UsageError
-from ddprun.fault_injection import Fault, check_rank, planned
+from ddprun.fault_injection import InjectedFault, check_rank, planned
 from ddptrain.config import Config
 from tests.ddptrain.builders import SAVING, SMALL, command
 from tests.ddptrain.runs import ForkServer, Whole, assert_same_end, wait_until
@@ -63,7 +63,7 @@ def test_a_rank_killed_for_memory_is_reported_with_the_memory_limit(ddptrain: Fo
 @pytest.mark.parametrize("text", ["kill", "kill:1", "melt:1:7", "kill:one:7", "kill:1:seven", "kill:-1:7"])
 def test_an_invalid_plan_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=f"--chaos {text} is not") as caught:
-        Fault.parse(text)
+        InjectedFault.parse(text)
     assert "kill:1:7" in caught.value.next_step
 
 

@@ -15,13 +15,13 @@ from ddprun.checkpoint_files import newest_valid
 from ddprun.distributed.process_group import alone
 from ddprun.errors import VolumeError
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
-from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, fault_of, numerics_changes
+from ddptrain.training.metrics import MetricsLogger
 from tests.ddptrain.builders import place
 from tests.ddptrain.volume import LoggedVolume, crashes, put
 from tests.metrics import effective_rows
@@ -29,10 +29,10 @@ from tests.metrics import effective_rows
 LAST = 9  # step
 
 
-def claimed(folder: Path | str, idx: Path) -> tuple[Checkpointer, MetricsLogger, Progress]:
+def claimed(folder: Path | str, idx: Path) -> tuple[Checkpointer, MetricsLogger, ProgressRecord]:
     """Return the checkpointer of a new run of LAST steps in ``folder``."""
     config, dataset = Config(data="idx", checkpoint_dir=str(folder), epochs=1), load("idx", str(idx))
-    progress = Progress(1)
+    progress = ProgressRecord(1)
     metrics = MetricsLogger(progress, Console(0), epochs=1, steps_per_epoch=LAST)
     schedule = Schedule(len(dataset.train_labels), 37, 1, seed=0)
     checkpointer = Checkpointer(

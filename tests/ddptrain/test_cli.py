@@ -96,7 +96,7 @@ def test_a_usage_error_exits_at_once_and_writes_a_termination_report(
     ("command", "said"),
     [
         ("lesson env --nproc-per-node 65", "argument --nproc-per-node: 65 is above 64"),
-        ("infer --out f --run 0", "argument --run: 0 is below 1"),
+        ("eval --run 0", "argument --run: 0 is below 1"),
         ("eval --step -1", "argument --step: -1 is below 0"),
         ("eval --step 1.5", "argument --step: '1.5' is not a whole number"),
         ("launch --max-restarts -1", "argument --max-restarts/--max_restarts: -1 is below 0"),
@@ -115,7 +115,8 @@ def test_a_training_imports_all_of_torch_before_it_forks_and_no_compiler(tmp_pat
     program = """
 import os, sys
 from ddptrain.cli import main
-from ddptrain.program import preload
+from ddptrain.config import Config
+from ddptrain.program import Trainer
 
 class Refusal:
     def find_spec(self, name, path, target=None):
@@ -124,7 +125,7 @@ class Refusal:
             raise AssertionError(name)
 
 sys.meta_path.insert(0, Refusal())  # forked ranks inherit it
-preload(ddp=False)
+Trainer(Config()).preload()
 print("threads:", len(os.listdir("/proc/self/task")), "CUDA:", sys.modules["torch"].cuda.is_initialized(), flush=True)
 before = set(sys.modules)
 for verb in ("train", "launch --nproc-per-node 2"):

@@ -10,7 +10,7 @@ import pytest
 
 from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddprun.errors import ConfigMismatch, Mismatch, UsageError
-from ddprun.fault_injection import Fault
+from ddprun.fault_injection import InjectedFault
 from ddprun.resources import threads_per_rank
 from ddptrain.cli import main
 from ddptrain.config import SETTINGS, Config, resolve
@@ -119,7 +119,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_and_reported(
 
 def test_digits_other_than_decimals_are_not_numbers() -> None:
     with pytest.raises(UsageError, match="is not ACTION:RANK:STEP"):
-        Fault.parse("kill:²:7")
+        InjectedFault.parse("kill:²:7")
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "²"}) == threads_per_rank(1, {})
     assert parse_rendezvous_timeout("timeout=²") == DEFAULT_TIMEOUT
 

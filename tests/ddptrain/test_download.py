@@ -200,5 +200,5 @@ def test_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServer, i
 
 
 def test_download_without_a_directory_is_refused() -> None:
-    with pytest.raises(UsageError, match="--download needs --data-dir"):
+    with pytest.raises(UsageError, match="--data mnist needs --data-dir"):
         fetch.load(Config(data="mnist", download=True), log=print, alive=lambda: None)

@@ -11,7 +11,7 @@ from ddptrain.cli import main
 from tests.ddptrain.runs import ForkServer
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("", "train", "launch", "eval", "infer", "lesson")
+VERBS = ("", "train", "launch", "eval", "lesson")
 
 
 def example(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -21,7 +21,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import Heartbeat
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
-from ddptrain.data.batches import GlobalBatch, Piece
+from ddptrain.data.batches import GlobalBatch
 from ddptrain.training import models
 from ddptrain.training.gradient_sync import Bucketed, Ddp, GradientSync, Manual
 from tests.ddptrain.runs import ForkServer
@@ -66,14 +66,14 @@ def batch() -> GlobalBatch:
     numbers = torch.Generator().manual_seed(1)
     images = torch.randn(COUNT, 1, 28, 28, dtype=torch.float64, generator=numbers)
     labels = torch.randint(0, 10, (COUNT,), generator=numbers)
-    return GlobalBatch(COUNT, lambda part: Piece(images[part], labels[part]))
+    return GlobalBatch(COUNT, lambda part: (images[part], labels[part]))
 
 
 def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group, accum: int) -> int:
     """Compare two steps with plain autograd over the whole batch; return the number of collectives they took."""
     before = collectives()
-    whole, parameters = batch().piece(slice(0, COUNT)), list(model.parameters())
-    mean = functional.cross_entropy(model(whole.images), whole.labels)
+    (images, labels), parameters = batch().piece(slice(0, COUNT)), list(model.parameters())
+    mean = functional.cross_entropy(model(images), labels)
     wanted = torch.autograd.grad(mean, parameters, allow_unused=True)
     sync = kind(model, group, accum=accum, bf16=False)
     steps: list[list[torch.Tensor]] = []

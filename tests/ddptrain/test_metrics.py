@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
-from ddptrain.reporting.metrics import MetricsLogger
+from ddprun.reporting.progress import ProgressRecord
+from ddptrain.training.metrics import MetricsLogger
 from tests.metrics import effective_rows
 
 
@@ -19,12 +19,12 @@ def write(path: Path, run: int, resumed: int | None, steps: range, *, origin: in
     log = opened(path, run, {"run": origin or run - 1, "step": resumed} if resumed is not None else None)
     for step in steps:
         log.log("train", step, loss=run + step / 1000)
-    assert log.flush(steps[-1])
+    assert log.flush()
 
 
 def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
-    logger = MetricsLogger(Progress(1), Console(0), epochs=2, steps_per_epoch=9)
-    logger.open(path, run, resumedFrom=resumed_from)
+    logger = MetricsLogger(ProgressRecord(1), Console(0), epochs=2, steps_per_epoch=9)
+    assert logger.open(path, resumed_from) == run
     return logger
 
 
@@ -92,7 +92,7 @@ def test_an_older_attempt_that_still_writes_cannot_touch_the_rows_of_a_newer_one
     old, new = opened(tmp_path, 1), opened(tmp_path, 2, {"run": 1, "step": 0})
     for logger in (old, new):
         logger.log("train", 1, loss=1.0)
-        assert logger.flush(1)
+        assert logger.flush()
     os.truncate(tmp_path / "metrics" / "run-000001.jsonl", 0)
     assert origins(tmp_path) == [(2, 1)]
 
@@ -101,7 +101,7 @@ def test_only_a_loss_that_is_no_number_is_a_text_and_others_become_null(tmp_path
     path = tmp_path
     log = opened(path, 1)
     log.log("train", 1, loss=float("nan"), lr=float("inf"))
-    assert log.flush(1)
+    assert log.flush()
     row = json.loads(
         (path / "metrics" / "run-000001.jsonl").read_text().splitlines()[1],
         parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddptrain.config import Config
-from ddptrain.training import models, muon, optim
+from ddptrain.training import models, optim
 
 CPU = torch.device("cpu")
 STEPS = 25
@@ -74,7 +74,7 @@ def test_muon_orthogonalizes_as_torch_optim_muon_does() -> None:
         ours.grad = theirs.grad = torch.randn(32, 216, dtype=torch.float64)
         states = [{"momentum_buffer": state["momentum_buffer"].clone()} if state else {}]
         with torch.no_grad():
-            muon.update([ours], states, 1.0, weight_decay=0.0)
+            optim.muon([ours], states, 1.0, weight_decay=0.0)
         wanted.step()
         expected = theirs.detach() - before
         # torch.optim.Muon computes in bfloat16, which has three decimal digits.
@@ -86,10 +86,10 @@ def test_muon_orthogonalizes_as_torch_optim_muon_does() -> None:
 def test_muon_moves_all_singular_values_near_one_for_wide_and_tall_matrices() -> None:
     torch.manual_seed(2)
     for shape in ((24, 36), (128, 20)):
-        found = torch.linalg.svdvals(muon.orthogonalized(torch.randn(shape, dtype=torch.float64)))
+        found = torch.linalg.svdvals(optim.orthogonalized(torch.randn(shape, dtype=torch.float64)))
         assert 0.5 < found.min() <= found.max() < 1.3
 
 
 def test_muon_updates_the_matrices_of_all_layers_but_the_last() -> None:
-    parameters = list(models.plain("cnn").parameters())
-    assert [tuple(p.shape) for p in muon.matrices(parameters)] == [(16, 1, 5, 5), (32, 16, 5, 5), (128, 512)]
+    by_muon, _ = optim.build(Config(), models.plain("cnn")).groups
+    assert [tuple(p.shape) for p in by_muon.parameters] == [(16, 1, 5, 5), (32, 16, 5, 5), (128, 512)]

@@ -93,4 +93,5 @@ def test_each_global_batch_is_the_next_part_of_the_epochs_order() -> None:
     )
     for step in range(schedule.total_steps):
         batch, (epoch, first, end) = batches.at(step), schedule.bounds(step)
-        assert batch.piece(slice(0, batch.count)).labels.tolist() == epoch_order(50, 3, epoch)[first:end].tolist()
+        _, labels = batch.piece(slice(0, batch.count))
+        assert labels.tolist() == epoch_order(50, 3, epoch)[first:end].tolist()

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpjob.api import names
-from ddpjob.api.crd import openapi
 from ddpjob.api.status import DDPJobStatus
+from ddpjob.client.crd import openapi
 from ddpjob.engine.actions import Plan
 from ddpjob.engine.plan import plan
 from tests.api.specs import BEYOND_CEL, OK, Bad

@@ -8,7 +8,7 @@ import pytest
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import Failure
 from ddpjob.api.times import timestamp as iso
-from ddpjob.engine.evidence import Evidence, evidence_of, evidence_of_waiting
+from ddpjob.engine.evidence import PodEvidence, evidence_of
 from ddpjob.engine.failures import TABLE, Context
 from ddpjob.engine.judgement import judge
 from tests.builders import DELETING, NOW, World, a_job, a_running_world, a_started_world, disrupted, ended, failed
@@ -138,9 +138,9 @@ def test_every_row_of_the_table_is_reached_by_a_case() -> None:
     for (status, metadata, *_), context in [*((case, Context()) for case in [*CASES.values(), *refused]), *twice]:
         pod = {"metadata": {"name": "p", "uid": "u", "labels": {}} | metadata, "status": status}
         view = pod_view(pod)
-        facts = evidence_of_waiting(view) if view.waiting else evidence_of(view)
+        facts = evidence_of(view)
         seen.add(next(i for i, row in enumerate(TABLE) if row.matches(facts, context)))
-    seen.add(next(i for i, row in enumerate(TABLE) if row.matches(Evidence(0, "own"), Context())))
+    seen.add(next(i for i, row in enumerate(TABLE) if row.matches(PodEvidence(0), Context())))
     assert [row.when for i, row in enumerate(TABLE) if i not in seen] == []
 
 

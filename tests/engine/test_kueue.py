@@ -1,8 +1,6 @@
 """Kueue: a job in a queue starts when its Workload is admitted, and gives its quota back after an eviction."""
 
-import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -11,91 +9,13 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import LOOKUP_SECONDS, EngineSettings, Problem
 from ddpjob.engine.observed import Unknown
 from ddpjob.engine.scheduling.kueue import WAITING
-from tests.builders import UID, World, a_job, a_started_world, ended, failed, running
+from tests.builders import UID, a_job, a_started_world, failed, running
+from tests.engine.queued import FLAVOR, NAME, Queued, started
 
-NAME = names.service_name("mnist", UID)
 UNSCHEDULABLE = {
     "phase": "Pending",
     "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}],
 }
-FLAVOR = {"spec": {"nodeLabels": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}
-
-
-class Queued(World):
-    """A job with a queue, and a Kueue of few lines that the test calls."""
-
-    def __init__(self, *, kueue: bool | None = True, labels: dict[str, str] | None = None, **spec: Any) -> None:
-        super().__init__(a_job(**spec))
-        self.job["metadata"]["labels"] = {names.LABEL_QUEUE: "research"} | (labels or {})
-        self.settings = EngineSettings(kueue=kueue)
-        self.found[names.FLAVORS, "h100"] = FLAVOR
-
-    @property
-    def workload(self) -> dict[str, Any]:
-        return self.groups[names.WORKLOADS][NAME]
-
-    def conditions(self) -> dict[str, tuple[str, str]]:
-        found = self.workload["status"].get("conditions") or ()
-        return {each["type"]: (each["status"], each["reason"]) for each in found}
-
-    def says(self, kind: str, status: str, reason: str, message: str = "") -> None:
-        """Set a condition of the Workload, as Kueue does."""
-        new = {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01"}
-        old = [each for each in self.workload["status"].get("conditions") or () if each["type"] != kind]
-        self.workload["status"] |= {"conditions": [*old, new]}
-        self.workload["metadata"]["resourceVersion"] += "0"
-
-    def admits(self, **status: Any) -> None:
-        assigned = {"name": "main", "flavors": {"cpu": "h100"}}
-        self.workload["status"] |= {"admission": {"clusterQueue": "all", "podSetAssignments": [assigned]}} | status
-        self.says("Evicted", "False", "QuotaReserved")
-        self.says("QuotaReserved", "True", "QuotaReserved")
-        self.says("Admitted", "True", "Admitted")
-
-    def evicts(self, reason: str = "Preempted", message: str = "Preempted to accommodate a workload") -> None:
-        self.says("Evicted", "True", reason, message)
-
-    def admitted(self, **status: Any) -> None:
-        self.admits(**status)
-        self.settle()
-
-    def evicted(self, *why: str) -> None:
-        self.evicts(*why)
-        self.settle()
-
-    def label(self, labels: dict[str, str]) -> None:
-        """Settle with other labels of the job."""
-        self.job["metadata"]["labels"] = labels
-        self.settle()
-
-    def starts(self) -> None:
-        """Let the job run in its first attempt."""
-        self.settle()
-        self.admitted()
-        self.run_all_and_settle()
-
-    def gives_back(self) -> None:
-        """Settle, let Kueue evict what was deactivated, and check that the job rests then without quota."""
-        self.settle()
-        assert self.workload["spec"]["active"] is False and not self.pods_in_use()
-        self.evicts("Deactivated", "The workload is deactivated")
-        self.settle()
-        self.forward(3600)
-        assert self.settle() <= 1, "the status may change once, and then nothing"
-        assert self.workload["spec"]["active"] is False and self.conditions()["QuotaReserved"][0] == "False"
-
-    def pods_in_use(self) -> list[str]:
-        return [name for name, pod in self.pods.items() if pod["status"]["phase"] in ("Pending", "Running")]
-
-    def stops_pods(self) -> None:
-        self.pods = {name: pod for name, pod in self.pods.items() if "deletionTimestamp" not in pod["metadata"]}
-
-
-def started(**given: Any) -> Queued:
-    """Return the world of a job in a queue that runs in its first attempt."""
-    world = Queued(**given)
-    world.starts()
-    return world
 
 
 def test_workload_of_scheduling_fields_is_created_and_the_job_waits_for_its_admission() -> None:
@@ -231,48 +151,6 @@ def test_an_eviction_between_attempts_leaves_the_delay_before_the_next_one() -> 
     assert world.status["attempt"] == number + 1
 
 
-def test_suspension_deactivates_the_workload_and_resume_activates_it() -> None:
-    world = started()
-    world.suspend(True)
-    assert world.workload["spec"]["active"] is False and world.status["state"] == "Suspended"
-    world.evicted("Deactivated", "The workload is deactivated")
-    assert world.conditions()["QuotaReserved"][0] == "False"
-    world.edit(suspend=False, numNodes=3)
-    assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 3
-    assert world.condition("Running")["reason"] == WAITING
-    world.admitted()
-    assert len([pod for pod in world.pods if "-2-" in pod]) == 3
-
-
-def test_a_new_size_is_not_started_on_the_old_quota_after_a_failure() -> None:
-    """A pod fails while another operator sees the job neither suspended nor resumed."""
-    world = started()
-    world.job["spec"]["numNodes"] = 4
-    world.job["metadata"]["generation"] += 1
-    world.fail(1)
-    assert world.workload["spec"]["active"] is False and not world.pods_in_use()
-    world.evicted("Deactivated")
-    assert world.workload["spec"]["active"] is True and world.workload["spec"]["podSets"][0]["count"] == 4
-    world.admitted()
-    assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 4
-
-
-def test_what_a_person_activated_and_an_administrator_deactivates_later_stays_so() -> None:
-    world = Queued(template={"spec": {"nodeSelector": {"gpu": "a100"}}})
-    world.settle()
-    world.admits()
-    world.gives_back()
-    world.found[names.FLAVORS, "h100"] = {"spec": {"nodeLabels": {"gpu": "a100"}}}
-    world.workload["spec"]["active"] = True
-    world.admitted()
-    world.run_all_and_settle()
-    assert world.status["state"] == "Running"
-    world.workload["spec"]["active"] = False
-    world.evicted("Deactivated", "The workload is deactivated")
-    assert world.workload["spec"]["active"] is False and not world.pods_in_use()
-    assert world.condition("Running")["reason"] == "QueueDeactivated"
-
-
 def test_no_deadline_passes_while_a_job_waits_for_a_kueue_that_was_removed() -> None:
     world = started(activeDeadlineSeconds=3600)
     world.served = frozenset()
@@ -282,32 +160,6 @@ def test_no_deadline_passes_while_a_job_waits_for_a_kueue_that_was_removed() -> 
     world.served = None
     world.settle()
     assert world.status["attempt"] == 2
-
-
-def test_a_workload_that_an_administrator_deactivated_holds_the_job_until_it_is_activated() -> None:
-    world = started()
-    world.workload["spec"]["active"] = False
-    world.evicted("Deactivated", "The workload is deactivated")
-    found = world.condition("Running")
-    assert found["reason"] == "QueueDeactivated" and f"to run kubectl patch workload {NAME}" in found["message"]
-    world.suspend(True)
-    world.suspend(False)
-    assert world.workload["spec"]["active"] is False, "resume does not overrule the administrator"
-    world.workload["spec"]["active"] = True
-    world.admitted()
-    assert world.status["attempt"] == 2 and len(world.pods) == 2
-
-
-def test_end_of_the_job_releases_the_quota_when_all_pods_stopped() -> None:
-    world = started(podRetention="All")
-    sidecar = {"name": "sidecar", "state": {"running": {}}}
-    for rank in range(2):
-        pod = world.set_pod(rank, ended(0))
-        pod["status"] |= {"phase": "Running", "containerStatuses": [*pod["status"]["containerStatuses"], sidecar]}
-    world.reconcile()
-    assert world.status["state"] == "Succeeded" and "Finished" not in world.conditions()
-    world.settle()
-    assert world.conditions()["Finished"] == ("True", "Succeeded")
 
 
 @pytest.mark.parametrize("kueue", [False, True], ids=["not enabled", "not installed"])
@@ -401,98 +253,12 @@ def test_a_running_job_whose_workload_cannot_be_created_shows_it_beside_other_pr
     assert world.condition("Running")["reason"] == "QueueUnavailable" and world.status["state"] == "Running"
 
 
-def test_a_queue_that_no_local_queue_can_be_holds_the_job_until_the_label_is_corrected() -> None:
-    world = Queued()
-    world.label({})
-    world.run_all_and_settle()
-    world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "Research_A"}
-    world.workload_answers = False
-    assert world.settle() == 1 and world.reconcile().requeue_after == LOOKUP_SECONDS
-    world.workload_answers = True
-    world.settle()
-    assert not world.pods and not world.groups.get(names.WORKLOADS) and world.status["state"] == "Queued"
-    assert "correct the label" in world.condition("Running")["message"]
-    world.label({names.LABEL_QUEUE: "research"})
-    world.label({names.LABEL_QUEUE: "Research_A"})
-    assert world.workload["spec"]["active"] is False and world.workload["spec"]["queueName"] == "research"
-    assert world.settle() == 0
-    assert "correct the label" in world.condition("Running")["message"]
-    world.label({names.LABEL_QUEUE: "research"})
-    assert world.workload["spec"] == world.workload["spec"] | {"queueName": "research", "active": True}
-    world.admitted()
-    assert world.status["attempt"] == 2 and len(world.pods) == 2
-
-
-def test_a_queue_that_no_local_queue_can_be_takes_no_quota_away() -> None:
-    """As any other label, it applies when no quota is reserved. What came too late after a deactivation goes back."""
-    world = Queued()
-    world.settle()
-    world.admits()
-    world.says("Admitted", "False", "NoChecks")
-    world.label({names.LABEL_QUEUE: "Research_A"})
-    assert "quota is reserved" in world.condition("Running")["message"] and world.workload["spec"]["active"] is True
-    world.admitted()
-    world.set_pod(0, failed())
-    world.settle_after_backoff()
-    assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
-    world.lingering = True
-    world.evicted()
-    world.lingering = False
-    world.stops_pods()
-    (change,) = (each for each in world.reconcile().changes if each.resource is names.WORKLOADS)
-    assert change.value == {"active": False}, "or Kueue admits it again as soon as the quota is free"
-    world.gives_back()
-    world.admits()  # Kueue had not seen the deactivation
-    world.gives_back()
-    assert world.status["attempt"] == 2
-    assert not any(change.value == {"active": True} for made in world.plans for change in made.changes)
-
-
 def test_a_workload_of_another_owner_is_left_alone_and_named() -> None:
     world = Queued()
     world.problems = (Problem("NameConflict", names.WORKLOADS, NAME, f"Workload {NAME} exists"),)
     world.reconcile(crash_after=1)
     assert world.condition("Running")["reason"] == "NameConflict" and world.condition("Stalled")["status"] == "True"
     assert world.status["state"] == "Queued"
-
-
-def test_a_job_that_leaves_its_queue_gives_the_quota_back_after_its_attempt() -> None:
-    world = started()
-    world.label({})
-    assert world.workload["spec"]["active"] is False and world.status["state"] == "Running"
-    world.evicts("Deactivated")
-    assert world.settle() == 0 and world.conditions()["QuotaReserved"][0] == "True"
-    world.show_all(ended(0))
-    assert world.status["state"] == "Succeeded" and world.conditions()["Finished"][0] == "True"
-
-
-def test_quota_of_a_job_that_left_its_queue_is_released_although_the_next_attempt_starts_at_once() -> None:
-    world = started()
-    world.label({})
-    world.evicts("Deactivated")
-    world.lingering, world.round = True, None  # the operator is another process from here on
-    world.fail(1)
-    assert world.status["attempt"] == 2 and world.conditions()["QuotaReserved"][0] == "True", "pod 0 still saves"
-    world.stops_pods()
-    world.settle()
-    assert "admission" not in world.workload["status"] and world.conditions()["QuotaReserved"][0] == "False"
-    assert len([pod for pod in world.pods if "-2-" in pod]) == 2
-
-
-def test_quota_of_a_job_that_left_its_queue_while_a_deactivation_ended_its_attempt_is_released() -> None:
-    world = started()
-    world.lingering = True
-    world.workload["spec"]["active"] = False
-    world.evicted("Deactivated", "exceeded the maximum number of re-queuing retries")
-    assert world.status["currentAttempt"]["ending"]["verdict"] == "EvictedFromQueue" and world.pods_in_use()
-    del world.job["metadata"]["labels"][names.LABEL_QUEUE]
-    world.settle()
-    world.stops_pods()
-    world.lingering = False
-    world.settle()
-    world.run_all_and_settle()
-    assert world.status["attempt"] == 2 and world.status["state"] == "Running"
-    assert world.conditions()["QuotaReserved"][0] == "False"
 
 
 def test_another_queue_is_entered_when_no_quota_is_reserved() -> None:
@@ -545,32 +311,6 @@ def test_digest_of_another_release_takes_no_quota_away() -> None:
     assert world.conditions()["Admitted"][0] == "True"
 
 
-def test_a_job_with_a_changed_template_gives_its_quota_back_until_the_change_is_undone() -> None:
-    world = started(template={"spec": {"dnsPolicy": "None"}})
-    world.edit(template={"spec": {"dnsPolicy": "Default"}})
-    assert world.workload["spec"]["active"] is True and len(world.pods_in_use()) == 2, "the attempt goes on"
-    world.set_pod(1, failed(1))
-    world.gives_back()
-    assert world.condition("Stalled")["reason"] == "SpecChanged"
-    world.edit(template={"spec": {"dnsPolicy": "None"}})
-    assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
-    world.admitted()
-    assert world.status["attempt"] == 2 and len(world.pods_in_use()) == 2
-
-
-def test_a_job_with_a_refused_template_gives_its_quota_back_when_no_pod_runs() -> None:
-    world = started(template={"spec": {"volumes": []}})
-    world.edit(template={"spec": {"volumes": {"a": 1}}})
-    assert world.status["state"] == "Invalid" and world.workload["spec"]["active"] is True
-    world.evicted()
-    assert len(world.pods_in_use()) == 2 and world.conditions()["QuotaReserved"][0] == "True"
-    for rank in range(2):
-        world.set_pod(rank, ended(0))
-    world.gives_back()
-    world.edit(template={"spec": {"volumes": []}})
-    assert world.status["state"] == "Succeeded"
-
-
 def test_a_flavor_that_cannot_be_read_is_read_again_before_a_pod_that_stops_has_ended() -> None:
     world = started()
     world.lingering = True
@@ -582,57 +322,23 @@ def test_a_flavor_that_cannot_be_read_is_read_again_before_a_pod_that_stops_has_
     assert world.reconcile().requeue_after == LOOKUP_SECONDS
 
 
-@pytest.mark.parametrize("change", ["queue", "suspend"])
-def test_a_job_whose_admission_contradicts_its_template_leaves_the_queue_until_something_changes(change: str) -> None:
-    world = Queued(template={"spec": {"nodeSelector": {"gpu": "a100"}}})
-    world.settle()
-    world.admits()
-    world.gives_back()
-    running = world.condition("Running")
-    assert running["reason"] == "QueueUnavailable" and "nodeSelector gpu=h100" in running["message"]
-    if change == "queue":
-        world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "other"}
-    else:
-        world.edit(suspend=True)
-        world.edit(suspend=False)
-    world.settle()
-    assert world.workload["spec"]["active"] is True and world.condition("Running")["reason"] == WAITING
-    assert names.ANNOTATION_HELD not in world.workload["metadata"]["annotations"]
-    world.admitted()
-    assert not world.pods
-
-
-def test_a_flavor_that_does_not_exist_holds_no_quota_and_one_that_does_not_answer_takes_none() -> None:
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_flavor_that_is_not_known_keeps_the_job_from_starting_and_takes_no_quota(is_final: bool) -> None:
+    unknown = Unknown("no flavor", is_final=is_final)
     world = Queued()
     world.settle()
-    world.found[names.FLAVORS, "h100"] = Unknown("no answer within 10 s", is_final=False)
+    world.found[names.FLAVORS, "h100"] = unknown
     world.admitted()
-    assert "no answer" in world.condition("Running")["message"]
+    found = world.condition("Running")
+    assert not world.pods and found["reason"] == "QueueUnavailable" and "no flavor" in found["message"]
     assert world.workload["spec"]["active"] is True and world.conditions()["QuotaReserved"][0] == "True"
-    world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
-    world.gives_back()
     assert world.reconcile().requeue_after == LOOKUP_SECONDS
-    assert "not found" in world.condition("Running")["message"] and world.workload["spec"]["active"] is False
     world.found[names.FLAVORS, "h100"] = FLAVOR
-    world.admitted()
+    world.settle()
     world.run_all()
-    world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
+    world.found[names.FLAVORS, "h100"] = unknown
     world.settle()
     assert world.condition("Running")["reason"] == "AllNodesRunning", "it has quota"
-
-
-@pytest.mark.parametrize("flavors", [["f"] * 100_000, [str(n) for n in range(100_000)], "f" * 100_000, 1, None])
-def test_a_hold_that_someone_wrote_asks_for_few_flavors(flavors: Any) -> None:
-    world = Queued()
-    world.settle()
-    world.found[names.FLAVORS, "h100"] = Unknown("h100 not found")
-    world.admits()
-    world.gives_back()
-    annotations = world.workload["metadata"]["annotations"]
-    annotations[names.ANNOTATION_HELD] = json.dumps(
-        json.loads(annotations[names.ANNOTATION_HELD]) | {"flavors": flavors}
-    )
-    assert len(world.reconcile().lookups) <= 1
 
 
 def test_gate_of_pods_that_kueue_manages_by_itself_is_named() -> None:
@@ -673,32 +379,3 @@ def test_a_smaller_attempt_leaves_the_workload_of_all_nodes_as_it_is() -> None:
     world.admitted()
     assert len([name for name in world.pods if "-4-" in name]) == 3, "it waited for the quota of all nodes"
     assert "reclaimablePods" not in world.workload["status"], "Kueue lets no job take them back without an eviction"
-
-
-@pytest.mark.parametrize("end", ["evicted", "suspended"])
-def test_pod_that_hangs_on_a_ready_node_and_keeps_the_quota_is_named(end: str) -> None:
-    world = started()
-    world.lingering = True
-    if end == "suspended":
-        world.suspend(True)
-    world.evicted()
-    shown = "Suspended" if end == "suspended" else "Running"
-    assert "keeps the quota" not in world.condition(shown)["message"], "it may still save"
-    del world.pods[world.pod(0)["metadata"]["name"]]
-    hung = world.pod(1)["metadata"]
-    made = world.reconcile()
-    assert made.requeue_after is not None and made.requeue_after <= 35
-    world.later(36)
-    message = world.condition(shown)["message"]
-    for part in (
-        f"pod {hung['name']} on Kubernetes node worker",
-        hung["deletionTimestamp"],
-        "keeps the quota",
-        "--force",
-    ):
-        assert part in message
-    assert world.settle() == 0 and world.conditions()["QuotaReserved"][0] == "True"
-    del world.pods[hung["name"]]
-    world.settle()
-    assert "keeps the quota" not in world.condition(shown)["message"]
-    assert world.conditions()["QuotaReserved"][0] == "False"

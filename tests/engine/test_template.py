@@ -64,25 +64,24 @@ def test_any_string_is_rendered_unchanged(value: str) -> None:
 
 
 def test_undefined_name_is_an_error_with_the_name() -> None:
-    with pytest.raises(UndefinedError, match="service"):
+    with pytest.raises(UndefinedError, match="selector"):
         render("service.yaml.j2")
 
 
 @pytest.mark.parametrize("value", [value for value in HOSTILE if len(value) < 317])  # longer keys the API refuses
 def test_label_key_with_special_characters_stays_a_key(value: str) -> None:
     labels = {f"k{value}": "v"}
-    rendered = render("service.yaml.j2", service="s", namespace="n", labels=labels, owners=[], selector=labels, port=1)
-    assert rendered["metadata"]["labels"] == labels
+    values = {"claim": "s", "namespace": "n", "owners": [], "spec": {}}
+    assert render("claim.yaml.j2", labels=labels, **values)["metadata"]["labels"] == labels
 
 
 def test_rendered_object_is_independent_of_the_next() -> None:
-    values: dict[str, Any] = {"service": "s", "namespace": "n", "labels": {}, "owners": [], "selector": {}, "port": 1}
-    first = render("service.yaml.j2", **values)
-    first["spec"]["ports"].clear()
-    first["metadata"]["name"] = "changed"
-    second = render("service.yaml.j2", **values | {"port": 2})
-    assert second["spec"]["ports"] == [{"name": "rendezvous", "port": 2, "targetPort": 2}]
-    assert second["metadata"]["name"] == "s"
+    first = render("service.yaml.j2", selector={}, port=1)
+    first["ports"].clear()
+    first["type"] = "changed"
+    second = render("service.yaml.j2", selector={}, port=2)
+    assert second["ports"] == [{"name": "rendezvous", "port": 2, "targetPort": 2}]
+    assert second["type"] == "ClusterIP"
 
 
 @pytest.mark.parametrize("line", ["a: b {{ x }}", "a: 'b {{ x }}'", "b {{ x }}: c"])

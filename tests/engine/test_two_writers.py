@@ -12,7 +12,7 @@ from ddpjob.api import names
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.desired import Job
 from tests.builders import NOW, World, a_job, a_running_world, a_started_world, disrupted, ended, running
-from tests.engine.test_kueue import Queued
+from tests.engine.queued import Queued
 
 CHECKPOINT = {"claimName": "c", "mountPath": "/c"}
 NOT_READY = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]

@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from ddpjob.api.crd import as_yaml
 from ddpjob.cli.output import RunLine
 from ddpjob.client.bundle.archive import Manifest
 from ddpjob.client.checkup import Checkup
+from ddpjob.client.crd import as_yaml
 from ddpjob.client.log_lines import PrintedLine
 from ddpjob.client.ranks import RankTable
 from ddpjob.client.timeline import Description

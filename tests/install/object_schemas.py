@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.crd import openapi
+from ddpjob.client.crd import openapi
 
 Schema = dict[str, Any]
 _METADATA: Schema = {

@@ -24,7 +24,7 @@ from tests.install.lock import DISTRIBUTIONS, HEADS, asked, pinned, project
 # What a distribution alone cannot import. Ranks import torch, which is that of their program; ddpjob.cli.training is of
 # the extra plot.
 NOT_ALONE = {
-    "ddprun": {f"ddprun.distributed.{name}" for name in ("rendezvous", "process_group")},
+    "ddprun": {"ddprun.rank_run", "ddprun.distributed.rendezvous", "ddprun.distributed.process_group"},
     "ddpjob": {"ddpjob.cli.training"},
 }
 LESSONS = {f"ddptrain/lessons/{name}.py" for name in lesson_names()}

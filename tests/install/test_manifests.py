@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddpjob.api.crd import custom_resource_definition
+from ddpjob.client.crd import custom_resource_definition
 from tests.install import commands, lessons, schemas
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import meaning_of

@@ -50,7 +50,7 @@ def test_advice_by_the_text_of_an_error_holds_on_this_machine() -> None:
     made, _ = judged(failed(1, exception="ModuleNotFoundError", message="No module named 'transformers'"))
     assert "a module" in made.hint and "pip install" in made.next
     for row in ROWS:
-        text = f"{row.hint} {row.next if row.local is True else row.local}" if row.local else ""
+        text = f"{row.hint} {row.local or row.next}" if row.local is not None else ""
         assert not OF_A_CLUSTER_ALONE.findall(text.replace("{logs}", "")), row.pattern
         assert not re.search(r"\{(?!logs\})|spec\.|serviceAccount|Secret|limits\.", text), row.pattern
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ddpplot.history import Failure
-from ddpplot.job import Job, with_failures
+from ddpplot.history import RunFailure
+from ddpplot.job import JobRecord, with_failures
 from ddpplot.marks import marks
 from ddpplot.page import bars
 from ddpplot.recorded import read_history
 from tests.plot.rows import BEGAN, restarted, write_run
 
-KILLED = Failure("rank 1 was killed", 1, 1, reason="SIGKILL")
-RAISED = Failure("boom", 1, reason="ValueError", hint="a hint", next_step="a step", step=47, time=BEGAN + 230)
-JOB = Job("mnist", began=BEGAN + 90, ended=BEGAN + 390, failures=[RAISED, KILLED])
+KILLED = RunFailure("rank 1 was killed", 1, 1, reason="SIGKILL")
+RAISED = RunFailure("boom", 1, reason="ValueError", hint="a hint", next_step="a step", step=47, time=BEGAN + 230)
+JOB = JobRecord("mnist", began=BEGAN + 90, ended=BEGAN + 390, failures=[RAISED, KILLED])
 
 
 def test_marks_are_starts_lives_failures_and_saves_in_the_order_in_which_they_happened(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_failure_is_not_that_of_a_run_of_an_earlier_job_or_of_a_later_run(tmp_
 
 def test_an_attempt_without_metrics_is_in_the_timeline(tmp_path: Path) -> None:
     restarted(tmp_path)
-    pulling = Failure("no image", 3, reason="ImagePullBackOff", time=BEGAN + 375)
+    pulling = RunFailure("no image", 3, reason="ImagePullBackOff", time=BEGAN + 375)
     job = replace(JOB, failures=[pulling, RAISED, KILLED])
     found = bars(with_failures(read_history(tmp_path), job), job)
     assert [(bar.run.number if bar.run else None, bar.failure and bar.failure.reason) for bar in found] == [

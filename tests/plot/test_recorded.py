@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ddpplot import figure
 from ddpplot.history import History
-from ddpplot.page import Page, as_html, span
+from ddpplot.page import TrainingPage, as_html, span
 from ddpplot.recorded import read_history
 from ddprun.errors import DataMissing
 from tests.plot.rows import write_run
@@ -43,7 +43,7 @@ def restarted(root: Path) -> History:
 
 
 def html(history: History, name: str = "job") -> str:
-    return as_html(Page(name, "ddpjob 0.1.0", history))
+    return as_html(TrainingPage(name, "ddpjob 0.1.0", history))
 
 
 def test_a_restart_keeps_the_steps_that_count_and_those_that_were_repeated(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpplot import figure
-from ddpplot.history import Failure, History, StepRow
+from ddpplot.history import History, RunFailure, StepRow
 from ddpplot.recorded import read_history
 from ddpplot.terminal import drawing, loss_drawing
 from tests.plot.rows import restarted, write_run
@@ -44,7 +44,7 @@ def test_axis_ends_at_the_last_step_also_if_its_loss_is_nan() -> None:
 def test_marks_are_listed_below_both_curves(tmp_path: Path) -> None:
     restarted(tmp_path)
     history = read_history(tmp_path)
-    failed = replace(history.runs[0], cause="bad \x1b[2J\nline", failure=Failure("bad", 1, 1))
+    failed = replace(history.runs[0], cause="bad \x1b[2J\nline", failure=RunFailure("bad", 1, 1))
     history = replace(history, runs=[failed, *history.runs[1:]])
     lines = drawing(history, 90, coloured=False)
     assert all(len(line) <= 90 for line in lines)

@@ -28,4 +28,3 @@ async def operators_client(kubeconfig: Path, **options: Any) -> AsyncIterator[Ku
         yield client
     finally:
         await client.close()
-        await connection.close()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import aiohttp
-import orjson
+import msgspec
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -142,7 +142,7 @@ class Nodes:
     async def _list_and_watch(self) -> None:
         url = f"{self._plane.server}/api/v1/pods"
         async with self._session.get(url) as answer:
-            listed = orjson.loads(await answer.read())
+            listed = msgspec.json.decode(await answer.read())
         if self._earlier is None:
             self._earlier = {pod["metadata"]["uid"] for pod in listed["items"]}
         for pod in listed["items"]:
@@ -152,7 +152,7 @@ class Nodes:
         async with self._session.get(url + query, timeout=no_limit, read_bufsize=2**21) as answer:
             self._watching.set()
             async for line in answer.content:
-                event = orjson.loads(line)
+                event = msgspec.json.decode(line)
                 if event["type"] == "ERROR":
                     return
                 self._take(event["type"], event["object"])

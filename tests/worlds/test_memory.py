@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.crd import openapi
 from ddpjob.api.spec import IMMUTABLE
+from ddpjob.client.crd import openapi
 from ddpjob_operator.cluster.base import Invalid
 from tests.api.specs import BAD, ILLEGAL_EDITS, OK, Edit
 from tests.worlds.memory import MemoryCluster

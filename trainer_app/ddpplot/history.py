@@ -72,7 +72,7 @@ class SaveRow:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RunFailure:
     """Why a run, or an attempt that recorded no run, ended.
 
     Attributes:
@@ -119,7 +119,7 @@ class Run:
     cause: str = ""
     life: int | None = None
     is_in_place: bool = False
-    failure: Failure | None = None
+    failure: RunFailure | None = None
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpplot.history import Failure, History, Run
+from ddpplot.history import History, Run, RunFailure
 
 _CLOCKS = 60.0  # seconds by which the clocks of an operator and of a node may differ
 FORMULA = "training / (all - queued - stopped)"
 
 
 @dataclass(frozen=True)
-class Job:
+class JobRecord:
     """A job as its status shows it.
 
     Attributes:
@@ -31,12 +31,12 @@ class Job:
     nodes: int | None = None
     restarts: int = 0
     in_place: int = 0
-    failures: Sequence[Failure] = ()
+    failures: Sequence[RunFailure] = ()
     time: Mapping[str, int] = field(default_factory=dict)
     goodput: float | None = None
 
 
-def with_failures(history: History, job: Job) -> History:
+def with_failures(history: History, job: JobRecord) -> History:
     """Return the history with the failures of the job at the runs that they ended.
 
     A volume may hold runs of an earlier job whose attempts have the same numbers: they began before this job.
@@ -49,7 +49,7 @@ def with_failures(history: History, job: Job) -> History:
     return replace(history, runs=runs)
 
 
-def _is_of(run: Run, failure: Failure, job: Job) -> bool:
+def _is_of(run: Run, failure: RunFailure, job: JobRecord) -> bool:
     began = run.began or 0.0
     return (
         run.attempt == str(failure.attempt)
@@ -59,7 +59,7 @@ def _is_of(run: Run, failure: Failure, job: Job) -> bool:
     )
 
 
-def _failed(run: Run, failure: Failure, following: Sequence[Run]) -> Run:
+def _failed(run: Run, failure: RunFailure, following: Sequence[Run]) -> Run:
     """Return the run with its failure. A rank that was killed has written no row of its last second."""
     reached = max(run.reached, failure.step or 0)
     repeated = max(run.repeated, reached - following[0].resumed) if following else run.repeated

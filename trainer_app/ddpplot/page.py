@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ddpplot import figure
-from ddpplot.history import Failure, History, Run, loss_text
-from ddpplot.job import FORMULA, Job
+from ddpplot.history import History, Run, RunFailure, loss_text
+from ddpplot.job import FORMULA, JobRecord
 
 
 @dataclass(frozen=True)
-class Page:
+class TrainingPage:
     """What the page shows.
 
     Attributes:
@@ -23,7 +23,7 @@ class Page:
     title: str
     program: str
     history: History
-    job: Job | None = None
+    job: JobRecord | None = None
 
     @property
     def seconds(self) -> float:
@@ -43,12 +43,12 @@ class Bar:
     """
 
     run: Run | None
-    failure: Failure | None
+    failure: RunFailure | None
     left: float
     width: float
 
 
-def as_html(page: Page) -> str:
+def as_html(page: TrainingPage) -> str:
     """Return the page."""
     figure.TEMPLATES.filters.update(duration=duration, loss=loss_text)
     history = page.history
@@ -66,24 +66,24 @@ def as_html(page: Page) -> str:
     )
 
 
-def bars(history: History, job: Job | None) -> list[Bar]:
+def bars(history: History, job: JobRecord | None) -> list[Bar]:
     """Return the bars of all runs, and of the attempts and lives whose failure alone is known, in order of time."""
     first, last = span(history, job)
     whole = (last - first) or 1.0
 
-    def bar(run: Run | None, failure: Failure | None, began: float | None, ended: float | None) -> Bar:
+    def bar(run: Run | None, failure: RunFailure | None, began: float | None, ended: float | None) -> Bar:
         left = 100 * min(max(0.0, (began or first) - first) / whole, 0.99)
         width = 100 * max(0.0, (ended or first) - (began or first)) / whole
         return Bar(run, failure, left, max(1.0, min(width, 100 - left)))
 
     attached = {id(run.failure) for run in history.runs}
-    others: Sequence[Failure] = [f for f in (job.failures if job else ()) if id(f) not in attached]
+    others: Sequence[RunFailure] = [f for f in (job.failures if job else ()) if id(f) not in attached]
     found = [(one.time or first, bar(None, one, one.time, one.time)) for one in others]  # before what they started
     found += [(run.began or first, bar(run, run.failure, run.began, run.ended)) for run in history.runs]
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
-def span(history: History, job: Job | None) -> tuple[float, float]:
+def span(history: History, job: JobRecord | None) -> tuple[float, float]:
     """Return begin and end of the axis: those of the job, else from the first row of the metrics to the last."""
     begins = [time for time in (history.began, job.began if job else None) if time is not None]
     ends = [time for time in (history.ended, job.ended if job else None) if time is not None]

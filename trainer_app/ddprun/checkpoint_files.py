@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.errors import ConfigMismatch, DataMissing, Superseded, VolumeError, volume_errors
+from ddprun.errors import ConfigMismatch, DataMissing, Superseded, TrainerError, VolumeError, volume_errors
 from ddprun.files import Json, dumps_json, make_shared, share, sync_directory, unique, write_atomically
 
 FORMAT = 1
@@ -239,7 +239,7 @@ def newest_valid(
     return None
 
 
-def machine_failed(error: Exception) -> bool:
+def _machine_failed(error: Exception) -> bool:
     """Return whether loading failed for want of memory or by the GPU, which says nothing about the content."""
     return isinstance(error, MemoryError) or bool(_MACHINE_FAILED.search(str(error)))
 
@@ -324,9 +324,19 @@ class Checkpoints:
     ) -> tuple[Saved, bytes] | None:
         """Return the newest valid checkpoint that ``refuse`` accepts; quarantine the invalid ones and report each.
 
+        An exception of ``refuse`` is its reason, unless it is a TrainerError, or memory or the GPU failed.
+
         Raises:
             VolumeError: none can be read. ConfigMismatch: none is accepted.
         """
+
+        def why_refused(manifest: Json, content: bytes) -> str:
+            try:
+                return refuse(manifest, content)
+            except Exception as error:  # of torch.load, of the model or of the optimizer
+                if isinstance(error, TrainerError) or _machine_failed(error):
+                    raise
+                return f"{type(error).__name__}: {str(error)[:300]}"
 
         def quarantine(path: Path, reason: str) -> None:
             try:
@@ -337,7 +347,7 @@ class Checkpoints:
             log(f"checkpoint {path} is unusable: {reason}; {done}")
 
         try:
-            found = newest_valid(self.root, quarantine, refuse=refuse, on_skipped=self._skipped.add)
+            found = newest_valid(self.root, quarantine, refuse=why_refused, on_skipped=self._skipped.add)
         except OSError as error:
             raise VolumeError(
                 f"cannot read {error.filename or self.root}: {error.strerror or error}",

@@ -82,7 +82,7 @@ class Diagnostics:
         return step_parts.read(os.pread(self.parts, step_parts.SIZE, 0))
 
     def last_progress(self) -> str:
-        """Return the newest progress report as ``Progress`` wrote it; empty for none."""
+        """Return the newest progress report as ``ProgressRecord`` wrote it; empty for none."""
         return shared_text.read(os.pread(self.progress, shared_text.SIZE, 0))
 
     def dumps(self) -> tuple[str, str]:

@@ -21,7 +21,7 @@ SLOW = 0.5  # seconds that ``slow`` adds to every step
 
 
 @dataclass
-class Fault:
+class InjectedFault:
     """The action on ``rank`` when it starts ``phase`` of step ``step`` (counted from 1) or of a later one."""
 
     action: str
@@ -31,7 +31,7 @@ class Fault:
     occurred: bool = False
 
     @classmethod
-    def parse(cls, text: str, phase: str = "batch") -> "Fault":
+    def parse(cls, text: str, phase: str = "batch") -> "InjectedFault":
         """Return the fault in ``ACTION:RANK:STEP[:PHASE]``.
 
         Args:
@@ -66,7 +66,7 @@ class Fault:
             _act(self.action)
 
 
-def check_occurred(fault: Fault | None) -> None:
+def check_occurred(fault: InjectedFault | None) -> None:
     """Refuse a training that is finished without its fault: a test of recovery would prove nothing.
 
     Raises:
@@ -108,14 +108,14 @@ def check_rank(settings: Settings, world_size: int, env: Mapping[str, str] = os.
     """
     if not settings.chaos or _is_later_attempt(env):
         return
-    if (rank := Fault.parse(settings.chaos).rank) >= world_size:
+    if (rank := InjectedFault.parse(settings.chaos).rank) >= world_size:
         raise UsageError(
             f"--chaos {settings.chaos} names rank {rank}, but there are {world_size} rank(s)",
             next_step=f"name a rank from 0 to {world_size - 1}",
         )
 
 
-def planned(settings: Settings, rank: int, env: Mapping[str, str], phase: str = "batch") -> Fault | None:
+def planned(settings: Settings, rank: int, env: Mapping[str, str], phase: str = "batch") -> InjectedFault | None:
     """Return the fault to call at every heartbeat of ``rank``, or None if none is planned for it.
 
     Args:
@@ -123,7 +123,7 @@ def planned(settings: Settings, rank: int, env: Mapping[str, str], phase: str = 
     """
     if not settings.chaos:
         return None
-    fault = Fault.parse(settings.chaos, phase)
+    fault = InjectedFault.parse(settings.chaos, phase)
     return None if fault.rank != rank or _is_later_attempt(env) else fault
 
 

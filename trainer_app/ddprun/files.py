@@ -88,7 +88,7 @@ class BackgroundWrite:
     A volume that does not answer stops that thread only, and not the training.
     """
 
-    def __init__(self, write: Callable[[], None]) -> None:
+    def __init__(self, write: Callable[[], object]) -> None:
         self._write, self._requested, self._idle = write, threading.Event(), threading.Condition()
         self._pending = 0  # requests, the current call included
         self._thread: threading.Thread | None = None

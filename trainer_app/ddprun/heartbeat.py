@@ -19,7 +19,7 @@ _WAITED_AT = _LAYOUT.size  # seconds of waiting for data
 SIZE = _LAYOUT.size + _TIME.size
 RETURNED = "close"  # of a script's rank: it has returned, and its process ends
 # In these phases there is no progress that a stop could save.
-BEFORE_TRAINING = ("start", "rendezvous", "infer", "data", "setup", "resume")
+BEFORE_TRAINING = ("start", "rendezvous", "data", "setup", "resume")
 
 
 def activity(phase: str, collective: str) -> str:

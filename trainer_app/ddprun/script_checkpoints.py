@@ -10,12 +10,13 @@ import io
 import json
 import operator
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, owner
+from ddprun.checkpoint_files import Checkpoints, Saved, owner
 from ddprun.distributed.default_group import from_rank_zero, group, rank_and_size
 from ddprun.errors import ConfigMismatch, DataCorrupt, PeerLost, VolumeError
 from ddprun.files import Json, dumps_json
@@ -166,12 +167,10 @@ class ScriptCheckpoints:
             nonlocal state
             try:
                 state = load(content)
-            except Exception as error:
-                if machine_failed(error):
-                    raise
+            except pickle.UnpicklingError as error:
                 if not self._runs_code and (names := _not_only_weights(io.BytesIO(content))):
                     raise ConfigMismatch(f"the newest checkpoint in {self._store.root} {_needs_code(names)}") from error
-                return f"{type(error).__name__}: {str(error)[:300]}"
+                raise
             return ""
 
         if self._store.root.is_dir():

@@ -15,7 +15,7 @@ from typing import Any
 from ddprun.distributed.default_group import any_rank, group, rank_and_size
 from ddprun.files import Json
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.progress import FACTS, Progress
+from ddprun.reporting.progress import FACTS, ProgressRecord
 from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
@@ -43,7 +43,7 @@ class _State:
         quick_until: the steps before this time (CLOCK_MONOTONIC) are heartbeats only; 0 if the next is more than that.
     """
 
-    progress: Progress | None = None
+    progress: ProgressRecord | None = None
     beats: Turn | None = None
     reports: Turn | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -65,7 +65,7 @@ _state = _State()
 
 
 def begin(
-    progress: Progress,
+    progress: ProgressRecord,
     heartbeat: Heartbeat,
     settings: Settings,
     *,

@@ -1,4 +1,4 @@
-"""The metrics of a script: rows of what it reports, in the format and with the lineage of ``reporting.metrics``.
+"""The metrics of a program: rows of what it reports, in the format and with the lineage of ``reporting.metrics``.
 
 A report costs microseconds: its row waits in memory until a thread writes it. A volume that is full, or that does not
 answer, delays no step and ends no training.
@@ -10,13 +10,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddprun import checkpoint_files
 from ddprun.distributed.default_group import rank_and_size
-from ddprun.errors import volume_error, volume_errors
+from ddprun.errors import VolumeError, volume_error, volume_errors
 from ddprun.files import BackgroundWrite, Json, make_shared
 from ddprun.reporting.metrics import RowsFile, run_numbers
 
@@ -27,22 +27,31 @@ _PATIENCE = 5.0  # seconds at the end of the process for a volume to take the la
 
 
 class ScriptMetrics:
-    """The rows of one run of a script, which rank 0 writes. The run gets its number when its file is made.
+    """The rows of one run of a program, which rank 0 writes. The run gets its number when its file is made.
 
+    Args:
+        facts: further fields of the row of the start.
+        on_refused: takes the error whenever the volume refuses rows; else it is printed.
     Attributes:
         folder: the checkpoint directory; the file is ``metrics/run-N.jsonl`` in it.
-        total_steps: how many steps the training will have, if the script has said so.
+        total_steps: how many steps the training will have, if the program has said so.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        facts: Mapping[str, Any] = {},
+        on_refused: Callable[[VolumeError], None] | None = None,
+    ) -> None:
+        self.folder, self._facts, self._on_refused = folder, facts, on_refused
         self.total_steps: int | None = None
         self._origin: list[Json | None] = []  # what the run resumed from, if that is known
         self._reported = collections.Counter[str]()
         self._rows = collections.deque[tuple[str, Mapping[str, Any], float]]()
         self._dropped = 0
         self._file: RowsFile | None = None
-        self._writing, self._background = threading.Lock(), BackgroundWrite(lambda: self._flush(durable=False))
+        self._writing, self._background = threading.Lock(), BackgroundWrite(lambda: self.flush(durable=False))
         self._requested, self._refused, self._process = 0.0, False, os.getpid()
         atexit.register(self._end)
 
@@ -75,15 +84,16 @@ class ScriptMetrics:
         with volume_errors(self.folder), self._writing:
             return self._opened().run
 
-    def flush(self) -> None:
-        """Write all rows to the disk, so that a checkpoint saved later never lacks its rows."""
-        self._flush(durable=True)
+    def flush(self, *, durable: bool = True) -> bool:
+        """Write all rows. Returns False if the volume refused, and keeps what it did not take.
 
-    def _flush(self, *, durable: bool) -> None:
+        Args:
+            durable: also sync the file, so that a checkpoint saved later never lacks its rows.
+        """
         try:
             with self._writing:
                 if self._file is None and not self._rows:
-                    return
+                    return True
                 file = self._opened()
                 file.write(durable=False)  # what the volume has refused before
                 while self._rows:
@@ -94,22 +104,25 @@ class ScriptMetrics:
                     file.append("dropped", {"rows": dropped})
                 file.write(durable=durable)
         except OSError as error:
-            if not self._refused:
-                problem = volume_error(error, self.folder)
+            problem = volume_error(error, self.folder)
+            if self._on_refused:
+                self._on_refused(problem)
+            elif not self._refused:
                 print(f"warning: {problem}; the training continues without its metrics", file=sys.stderr, flush=True)
             self._refused = True
-        else:
-            self._refused = False
+            return False
+        self._refused = False
+        return True
 
     def _opened(self) -> RowsFile:
         while self._file is None:
             make_shared(self.folder)
             number = max([0, *run_numbers(self.folder), *checkpoint_files.run_numbers(self.folder)]) + 1
             try:
-                file = RowsFile(self.folder, number, exclusive=True)
+                file = RowsFile(self.folder, number)
             except FileExistsError:
                 continue  # another start was faster
-            start = {"worldSize": rank_and_size()[1], "totalSteps": self.total_steps}
+            start = {"worldSize": rank_and_size()[1], "totalSteps": self.total_steps, **self._facts}
             own = checkpoint_files.owner(os.environ)
             start |= {name: own[name] for name in ("attempt", "life")}
             file.append("start", {**start, "resumedFrom": self._resumed_from(number)})

@@ -23,7 +23,7 @@ from ddprun import script_interface, step_parts
 from ddprun.diagnostics import Diagnostics, dump_stacks_on_signal
 from ddprun.distributed.topology import bind, loopback_of
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.settings import Settings
 from ddprun.turns import BEATS, REPORTS, Turn
 
@@ -62,7 +62,7 @@ def connect(
     *,
     is_rank: bool = True,
     on_mark: Callable[[str, int], None] | None = None,
-) -> tuple[Heartbeat, Progress]:
+) -> tuple[Heartbeat, ProgressRecord]:
     """Make the optimizers' steps in this process, and in those that it starts, steps of the rank.
 
     Args:
@@ -70,7 +70,7 @@ def connect(
         on_mark: see ``Heartbeat``.
     """
     beats, reports = (Turn(diagnostics.heartbeat, byte, is_rank=is_rank) for byte in (BEATS, REPORTS))
-    progress = Progress(world_size, diagnostics.progress_text())
+    progress = ProgressRecord(world_size, diagnostics.progress_text())
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
     after_import(_OPTIMIZERS, _count_steps)

@@ -4,15 +4,12 @@ No module that imports torch is imported at the top, so help, version, usage err
 """
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ddprun.distributed import topology
-from ddprun.errors import UsageError
 from ddprun.fault_injection import check_rank
 from ddprun.flags import Parser, add_node, declare_settings, whole_number
 from ddprun.launcher.launcher import launch
@@ -28,7 +25,7 @@ from ddprun.signals import StopFlag
 from ddptrain import __version__
 from ddptrain.config import SETTINGS, Config, resolve
 from ddptrain.lesson import lesson_names, run_lesson
-from ddptrain.program import Trainer
+from ddptrain.program import TrainerProgram
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 Handler = Callable[[argparse.Namespace], int]
@@ -78,27 +75,21 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = _add_verb(
         verbs, "eval", "print the accuracy of a checkpoint on the test set", _evaluate, example=f"eval {_CHECKPOINTS}"
     )
-    _add_checkpoint_choice(evaluate)
+    evaluate.add_argument("--run", type=whole_number(1), metavar="N", help="of this run (default: the newest valid)")
+    evaluate.add_argument("--step", type=whole_number(0), metavar="N", help="of this step")
+    evaluate.add_argument(
+        "--out", default="", metavar="FILE", help="also write each prediction as CSV: index,label,predicted,probability"
+    )
     _add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
-    _add_infer(verbs)
     _add_lessons(verbs)
     _add_fetch(verbs)
     return parser
 
 
-def _add_infer(verbs: "argparse._SubParsersAction[Any]") -> None:
-    infer = _add_verb(
-        verbs, "infer", "write a checkpoint's prediction for every test sample as CSV; alone or under torchrun", _infer,
-        example=f"infer {_CHECKPOINTS} --out /tmp/ddptrain-answers.csv",
-    )  # fmt: skip
-    infer.add_argument("--out", required=True, metavar="FILE", help="CSV: index,label,predicted,probability")
-    _add_checkpoint_choice(infer)
-    _add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
-
-
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
     lesson = _add_verb(
-        verbs, "lesson", "run a small program that shows and checks one subject of torch.distributed", _lesson,
+        verbs, "lesson", "run a small program that shows and checks one subject of torch.distributed",
+        lambda arguments: run_lesson(arguments.name, arguments.nproc_per_node),
         example="lesson collectives --nproc-per-node 4",
     )  # fmt: skip
     lesson.add_argument("name", metavar="NAME", choices=lesson_names(), help=", ".join(lesson_names()))
@@ -106,10 +97,6 @@ def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
         "--nproc-per-node", type=whole_number(1, 64), metavar="N",
         help="ranks to start here (default: NPROC_PER_NODE, or 4)",
     )  # fmt: skip
-
-
-def _lesson(arguments: argparse.Namespace) -> int:
-    return run_lesson(arguments.name, arguments.nproc_per_node)
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -124,7 +111,8 @@ def _train(arguments: argparse.Namespace) -> int:
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    code = Worker(config, ranks, stop).run_here()
+    worker = Worker(config, ranks, stop)
+    code = worker.run.run_here(worker.train)
     finish_output(stopped=stop.requested)
     return code
 
@@ -136,7 +124,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_rank(config, ranks.world_size)
     start, log_dir, restarts = (given.get(name) for name in ("start", "log_dir", "max_restarts"))
-    options = LaunchOptions(Trainer(config), start or "auto", log_dir or "", restarts or 0)
+    options = LaunchOptions(TrainerProgram(config), start or "auto", log_dir or "", restarts or 0)
     report = launch(config, ranks, stop, options)
     finish_output(stopped=report.get("outcome") == "stopped")
     return int(report["code"])
@@ -145,23 +133,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from ddptrain.inference import evaluate_checkpoint
 
-    return evaluate_checkpoint(resolve_flags(arguments), run=arguments.run, step=arguments.step)
-
-
-def _infer(arguments: argparse.Namespace) -> int:
-    stop = StopFlag.installed()
-    if topology.needs_launch(os.environ):
-        raise UsageError(
-            "infer runs one rank, but NNODES × NPROC_PER_NODE is more than 1 and RANK is not set",
-            hint="without RANK, every pod would process all samples and write the same file",
-            next_step="torchrun --nnodes N --nproc-per-node M … -m ddptrain infer …",
-        )
-    from ddptrain.inference import infer
-    from ddptrain.worker import Worker
-
-    config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
-    job = functools.partial(infer, config, out=Path(arguments.out), run=arguments.run, step=arguments.step)
-    return Worker(config, ranks, stop, job).run_here()
+    return evaluate_checkpoint(resolve_flags(arguments), run=arguments.run, step=arguments.step, out=arguments.out)
 
 
 def _add_fetch(verbs: "argparse._SubParsersAction[Any]") -> None:
@@ -209,12 +181,6 @@ def _add_settings(parser: argparse.ArgumentParser, names: Collection[str] = SETT
 def resolve_flags(arguments: argparse.Namespace) -> Config:
     """Return the settings out of the verb's flags and the environment."""
     return resolve(os.environ, {name: value for name, value in vars(arguments).items() if name in SETTINGS})
-
-
-def _add_checkpoint_choice(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that select a checkpoint."""
-    parser.add_argument("--run", type=whole_number(1), metavar="N", help="of this run (default: the newest valid)")
-    parser.add_argument("--step", type=whole_number(0), metavar="N", help="of this step")
 
 
 def _add_rank(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ddprun.errors import ConfigMismatch, UsageError
@@ -78,18 +77,6 @@ class Config(Settings):
     def global_batch(self) -> int:
         """The global batch in samples; its default is smaller for the digits, which are few."""
         return self.batch_size or (32 if self.data == "digits" else 384)
-
-    def checkpoint_root(self) -> Path:
-        """Return the checkpoint directory, for verbs that need one.
-
-        Raises:
-            UsageError: none is set.
-        """
-        if not self.checkpoint_dir:
-            raise UsageError(
-                "no checkpoint directory given", next_step="add --checkpoint-dir DIR, or set DDPJOB_CHECKPOINT_DIR"
-            )
-        return Path(self.checkpoint_dir)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect the weights, by name, with the batch resolved."""

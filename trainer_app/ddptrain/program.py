@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from ddprun.program import RankProcess
 from ddprun.resources import set_torch_defaults, uncollected_imports
+from ddprun.signals import StopFlag
 from ddptrain.config import Config
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainerProgram:
     """The program whose ranks run ``worker``."""
 
     config: Config
@@ -18,25 +19,20 @@ class Trainer:
     shares_progress = True
 
     def preload(self) -> str:
-        """Import torch and all modules of the training."""
-        preload(ddp=self.config.sync == "ddp")
+        """Import everything that a rank needs, and nothing that computes.
+
+        For DistributedDataParallel also ``torch._dynamo``, which takes as long as torch itself: its constructor imports
+        it, with some 900 modules.
+        """
+        set_torch_defaults()
+        with uncollected_imports():
+            for module in (*(["torch._dynamo"] if self.config.sync == "ddp" else []), "ddptrain.worker"):
+                importlib.import_module(module)
         return ""
 
     def run(self, rank: RankProcess) -> int:
         """Train on one rank and return its exit code."""
-        from ddptrain.worker import run_forked
+        from ddptrain.worker import Worker
 
-        return run_forked(self.config, rank)
-
-
-def preload(*, ddp: bool) -> None:
-    """Import everything that a rank needs, and nothing that computes.
-
-    Args:
-        ddp: also ``torch._dynamo``, which takes as long as torch itself: the constructor of DistributedDataParallel
-            imports it, with some 900 modules.
-    """
-    set_torch_defaults()
-    with uncollected_imports():
-        for module in (*(["torch._dynamo"] if ddp else []), "ddptrain.worker", "ddptrain.training.gradient_sync"):
-            importlib.import_module(module)
+        worker = Worker(self.config, rank.ranks, StopFlag.installed(), rank.diagnostics)
+        return worker.run.run_forked(worker.train, rank)

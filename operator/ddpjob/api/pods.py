@@ -4,9 +4,10 @@ Field names and limits follow https://kubernetes.io/docs/reference/kubernetes-ap
 """
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from ddpjob.api.model import ApiModel, OpenModel, Rule
@@ -35,15 +36,14 @@ def _quantity(value: object) -> object:
     return value
 
 
-def _short_keys(value: dict[str, Any]) -> dict[str, Any]:
-    if any(len(key) > MAX_KEY for key in value):
+def _map(value: object, read: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
+    """Read a map of declared values. A key whose value is null is dropped, as the API server does."""
+    if isinstance(value, dict):
+        value = {key: item for key, item in value.items() if item is not None}
+    found = read(value)
+    if any(len(key) > MAX_KEY for key in found):
         raise ValueError(_KEYS_RULE.message)
-    return value
-
-
-def _without_nulls(value: object) -> object:
-    """Drop keys whose value is null, as the API server does in a map of declared values."""
-    return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+    return found
 
 
 Quantity = Annotated[
@@ -158,24 +158,9 @@ class LocalReference(ApiModel):
 
 
 _KEYS: Any = {"x-kubernetes-validations": [_KEYS_RULE.wire()]}
-ResourceMap = Annotated[
-    dict[str, Quantity],
-    Field(max_length=32, json_schema_extra=_KEYS),
-    BeforeValidator(_without_nulls),
-    AfterValidator(_short_keys),
-]
-TextMap = Annotated[
-    dict[str, ShortText],
-    Field(max_length=64, json_schema_extra=_KEYS),
-    BeforeValidator(_without_nulls),
-    AfterValidator(_short_keys),
-]
-LongTextMap = Annotated[
-    dict[str, LongText],
-    Field(max_length=64, json_schema_extra=_KEYS),
-    BeforeValidator(_without_nulls),
-    AfterValidator(_short_keys),
-]
+ResourceMap = Annotated[dict[str, Quantity], Field(max_length=32, json_schema_extra=_KEYS), WrapValidator(_map)]
+TextMap = Annotated[dict[str, ShortText], Field(max_length=64, json_schema_extra=_KEYS), WrapValidator(_map)]
+LongTextMap = Annotated[dict[str, LongText], Field(max_length=64, json_schema_extra=_KEYS), WrapValidator(_map)]
 
 
 class NamedEntry(OpenModel):

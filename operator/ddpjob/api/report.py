@@ -11,7 +11,7 @@ from signal import NSIG
 from sys import float_info
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError, WrapValidator
+from pydantic import BeforeValidator, ConfigDict, PlainValidator, TypeAdapter, ValidationError, WrapValidator
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
@@ -143,16 +143,11 @@ class LifeReport:
     recovery_milliseconds: Annotated[int | None, _integer(0, _MAX_INT)] = None
 
 
-_LIFE_REPORT = TypeAdapter(LifeReport)
+def _last_objects(value: object) -> object:
+    return [one for one in value[-_MAX_LIVES:] if isinstance(one, dict)] if isinstance(value, list) else None
 
 
-def _lives(value: object) -> list[LifeReport] | None:
-    if not isinstance(value, list):
-        return None
-    return [_LIFE_REPORT.validate_python(one, by_alias=True) for one in value[-_MAX_LIVES:] if isinstance(one, dict)]
-
-
-_Lives = Annotated[list[LifeReport] | None, PlainValidator(_lives)]
+_Lives = Annotated[list[LifeReport] | None, BeforeValidator(_last_objects)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)

@@ -48,32 +48,22 @@ MAX_VALUES = 20_000
 """Numbers, texts, lists and objects. They take the memory and the time of a plan: one pod with 20 containers of 50
 variables each has 5,000, and 256 KiB of ``{},`` would have 87,000."""
 
-_NPROC_MESSAGE = f"must be auto or a number from 1 to {limits.MAX_NPROC_PER_NODE}"
+_NPROC_RULE = Rule(
+    f"type(self) == int ? self >= 1 && self <= {limits.MAX_NPROC_PER_NODE} : self == 'auto'",
+    f"must be auto or a number from 1 to {limits.MAX_NPROC_PER_NODE}",
+)
 
 
 def _nproc(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise PydanticCustomError("nproc_type", _NPROC_MESSAGE)
+        raise PydanticCustomError("nproc_type", _NPROC_RULE.message)
     if not (1 <= value <= limits.MAX_NPROC_PER_NODE if isinstance(value, int) else value == "auto"):
-        raise ValueError(_NPROC_MESSAGE)
+        raise ValueError(_NPROC_RULE.message)
     return value
 
 
-NprocPerNode = Annotated[
-    int | str,
-    BeforeValidator(_nproc),
-    Field(
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "x-kubernetes-validations": [
-                {
-                    "rule": f"type(self) == int ? self >= 1 && self <= {limits.MAX_NPROC_PER_NODE} : self == 'auto'",
-                    "message": _NPROC_MESSAGE,
-                }
-            ],
-        }
-    ),
-]
+_NPROC_SCHEMA: Any = {"x-kubernetes-int-or-string": True, "x-kubernetes-validations": [_NPROC_RULE.wire()]}
+NprocPerNode = Annotated[int | str, BeforeValidator(_nproc), Field(json_schema_extra=_NPROC_SCHEMA)]
 Seconds = Annotated[int, Field(ge=1, le=YEAR)]
 ManagedBy = Annotated[
     str,

@@ -53,7 +53,7 @@ class Checkpoint(ApiModel):
     claim_name: ObjectName | None = None
     """Name of an existing PersistentVolumeClaim in the job's namespace."""
     claim_template: ClaimTemplate | None = None
-    """Claim to create, or to adopt if it exists and fits. It outlives the job, unless claimRetention is Delete."""
+    """Claim to create, or of an earlier job of this name. It outlives the job, unless claimRetention is Delete."""
     claim_retention: Literal["Retain", "Delete"] = "Retain"
     """Whether the claim from claimTemplate, which holds the trained model, is kept when the job is deleted."""
     mount_path: MountPath = "/checkpoints"

@@ -31,7 +31,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write to a file, which no other call that a command makes lets through."""
 
 
-def run(request: options.Request) -> int:
+def run(request: options.RunOptions) -> int:
     """Run a DDPJob, or a script under ddprun, on this machine.
 
     The job gets the same pods, restarts and status as in a cluster. Run the same command again to resume it. Each line
@@ -59,7 +59,7 @@ _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"
 _VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
-_MODULES = {"suspend": "change", "resume": "change", "restart": "change", "report": "plot"}
+_MODULES = {"checkpoints": "pull", "suspend": "change", "resume": "change", "restart": "change", "report": "plot"}
 """Modules that have another name than their command."""
 
 

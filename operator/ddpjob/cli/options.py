@@ -107,7 +107,7 @@ class NewJob:
 
 
 @dataclass(frozen=True)
-class Request(NewJob):
+class RunOptions(NewJob):
     """The options of ``ddpjob run``."""
 
     volumes: Annotated[

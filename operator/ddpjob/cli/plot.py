@@ -17,7 +17,7 @@ from ddpjob.errors import DDPJobError, InvalidJobError
 if TYPE_CHECKING:
     from ddpjob.cli.training import Training
     from ddpplot.history import History
-    from ddpplot.job import Job
+    from ddpplot.job import JobRecord
 
 _WIDEST, _NARROWEST = 160, 40  # characters
 
@@ -83,11 +83,11 @@ def report(
     require_ddpplot()
     from ddpjob.cli.training import read_training
     from ddpjob.version import __version__
-    from ddpplot.page import Page, as_html
+    from ddpplot.page import TrainingPage, as_html
 
     with find(name, where) as client:
         training = read_training(client, name, metrics, is_needed=False)
-    page = Page(name, f"ddpjob {__version__}", training.history, training.job)
+    page = TrainingPage(name, f"ddpjob {__version__}", training.history, training.job)
     write_file(Path(file).expanduser() if file else Path(f"{name}.html"), as_html(page), training.job)
     return 0
 
@@ -116,7 +116,7 @@ def history_in(directory: Path) -> "History | None":
         return None
 
 
-def write_file(file: Path, text: str, about: "Job") -> None:
+def write_file(file: Path, text: str, about: "JobRecord") -> None:
     """Write a file about a job that the user named, and say so on standard error."""
     try:
         file.write_text(text, encoding="utf-8", errors="replace")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.options import NewJob, Request
+from ddpjob.cli.options import NewJob, RunOptions
 from ddpjob.client import jobfile
 from ddpjob.client.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
 from ddpjob.client.jobspec import with_words
@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
     paths: HostPaths
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: RunOptions) -> Prepared:
     """Return the admitted job with every change that the options make. Raises ``LocalError``."""
     file = read_changed(request)
     if not file.job["metadata"].get("name"):

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from ddpjob.api.objects import Json
 from ddpjob.cli.card import moment_of
-from ddpjob.cli.options import Request
+from ddpjob.cli.options import RunOptions
 from ddpjob.cli.output import INTERVAL, Display, JsonDisplay, PlainDisplay, guarded
 from ddpjob.cli.prepare import Prepared, prepare, remarks
 from ddpjob.cli.summary import RunResult
@@ -21,17 +21,17 @@ from ddpjob.local.pod_process import Machine
 from ddpjob.local.programs import require_programs, runs_ddptrain
 from ddpjob.local.references import References
 from ddpjob.local.session import Session
-from ddpjob.local.stop import Stop
+from ddpjob.local.stop import StoppableSession
 
 _OUTPUT_SECONDS = 0.2
 _BAR_SECONDS = 10.0  # between two lines of a progress bar
 
 
-def execute(request: Request, again: str) -> int:
+def execute(request: RunOptions, again: str) -> int:
     """Run the job, and return the exit code. again: the command that resumes it. Raises ``LocalError``."""
     prepared = prepare(request)
     require_programs(prepared.admitted)
-    stop = Stop()
+    stop = StoppableSession()
     stdout = guarded(sys.stdout, lambda: stop.request(signal.SIGPIPE))
     begin = time.monotonic()
     with display_of(request.output, stdout) as display:
@@ -44,7 +44,7 @@ def execute(request: Request, again: str) -> int:
     return result.exit_code
 
 
-def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> Json:
+def _run(request: RunOptions, prepared: Prepared, stop: StoppableSession, display: Display) -> Json:
     """Run the job until it has ended; return it."""
     file, admitted, paths = prepared
     output = LogReader(paths.record, LogChoice({0}), redrawn_seconds=_BAR_SECONDS)

@@ -14,14 +14,14 @@ from ddpjob.api.text import attributed
 from ddpjob.api.time_spent import TimeSpent
 from ddpjob.api.times import parse_time
 from ddpjob.cli.place import is_of_this_machine
+from ddpjob.cli.pull import shown_transfer
 from ddpjob.cli.text import one_line
-from ddpjob.cli.transfer import shown_transfer
 from ddpjob.client.base import INTERRUPTED, Client, no_metrics
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, UnavailableError
 from ddpplot import recorded
-from ddpplot.history import Failure, History, Run
-from ddpplot.job import Job, with_failures
+from ddpplot.history import History, Run, RunFailure
+from ddpplot.job import JobRecord, with_failures
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Training:
     """A job, and the history of its training. time: the ledger until now."""
 
     found: DDPJob
-    job: Job
+    job: JobRecord
     history: History
     time: TimeSpent | None
 
@@ -95,11 +95,11 @@ def _elsewhere(found: DDPJob, metrics: str | None) -> str:
     return f"ddpjob logs {found.name} shows how far it is; --metrics DIR names another directory"
 
 
-def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> Job:
+def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> JobRecord:
     status = found.status
     created = found.manifest["metadata"].get("creationTimestamp")
     ended = status.completion_time or (time.as_of if time is not None and found.state == INTERRUPTED else None)
-    return Job(
+    return JobRecord(
         found.name,
         found.namespace or "",
         place,
@@ -116,10 +116,10 @@ def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> Jo
     )
 
 
-def _failures(status: DDPJobStatus) -> Iterator[Failure]:
+def _failures(status: DDPJobStatus) -> Iterator[RunFailure]:
     """Yield why the last attempts ended, and why lives of the current attempt ended, which goes on in the same pods."""
     for failure in status.failures or ():
-        yield Failure(
+        yield RunFailure(
             failure.message,
             failure.attempt,
             reason=failure.reason,
@@ -133,7 +133,7 @@ def _failures(status: DDPJobStatus) -> Iterator[Failure]:
     if current is not None and current.in_place is not None:
         for life in current.in_place.failures or ():
             if life.life < (current.in_place.life or 1):
-                yield Failure(life.message, current.number, life.life, reason=life.reason)
+                yield RunFailure(life.message, current.number, life.life, reason=life.reason)
 
 
 def _seconds(time: str | None) -> float | None:

@@ -250,10 +250,10 @@ class Client(ABC):
             NotAllowedError: the user may not create a pod, or run a program in it.
             UnavailableError: the volume cannot be reached.
         """
-        from ddpjob.client.volume.contents import read_contents
+        from ddpjob.client.volume.contents import list_volume
 
         with self._volume(job, on_progress) as volume:
-            return read_contents(volume, on_progress, verify=verify)
+            return list_volume(volume, verify=verify)[0]
 
     def pull(
         self,
@@ -282,11 +282,10 @@ class Client(ABC):
             DamagedFileError: a digest differs.
             NotAllowedError, UnavailableError: as ``checkpoints``.
         """
-        from ddpjob.client.volume.contents import Choice
         from ddpjob.client.volume.receive import pull
 
         with self._volume(job, on_progress) as volume:
-            return pull(volume, Path(to or volume.job), Choice(steps, metrics, everything), on_progress)
+            return pull(volume, Path(to or volume.job), steps=steps, metrics=metrics, everything=everything)
 
     def ranks(self, job: str | DDPJob) -> "RankTable":
         """Return what each rank does now: step, time of a step, wait for data, memory, last heartbeat.

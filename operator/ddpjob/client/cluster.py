@@ -27,7 +27,7 @@ from ddpjob.client.connection import (
     CONNECT_SECONDS,
     TROUBLES,
     Answer,
-    Connection,
+    ApiConnection,
     Query,
     RequestError,
     lines_of,
@@ -68,7 +68,7 @@ class ClusterClient(Client):
         retries: bool = True,
     ) -> None:
         self._context = context
-        self.connection = Connection(context, kubeconfig, timeout, retries=retries)
+        self.connection = ApiConnection(context, kubeconfig, timeout, retries=retries)
         self.namespace: str = namespace or self.connection.namespace
 
     @property
@@ -131,7 +131,7 @@ class ClusterClient(Client):
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
     ) -> "AbstractContextManager[Volume]":
-        from ddpjob.client.volume.cluster import PodReader
+        from ddpjob.client.volume.reader_pod import PodReader
 
         return PodReader(self.connection, self._same(job), on_progress)
 
@@ -236,7 +236,7 @@ class ClusterClient(Client):
         with self.connection.part() as connection:
             yield from self._changes(found, timeout, connection)
 
-    def _changes(self, last: DDPJob, timeout: float | None, connection: Connection) -> Iterator[DDPJob]:
+    def _changes(self, last: DDPJob, timeout: float | None, connection: ApiConnection) -> Iterator[DDPJob]:
         """Yield the job and each change of its status until it has finished."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         yield last
@@ -255,7 +255,7 @@ class ClusterClient(Client):
 class _Versions:
     """The versions of one job, from its watch events, and where these end from the job itself."""
 
-    def __init__(self, connection: Connection, job: DDPJob, key: names.Key) -> None:
+    def __init__(self, connection: ApiConnection, job: DDPJob, key: names.Key) -> None:
         self._first, self._connection, self._key = job, connection, key
         self._version: str = job.manifest["metadata"]["resourceVersion"]
         self._patience = Patience()

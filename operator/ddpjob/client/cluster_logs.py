@@ -21,7 +21,7 @@ from ddpjob.api.backoff import Patience
 from ddpjob.api.objects import element
 from ddpjob.client.connection import (
     TROUBLES,
-    Connection,
+    ApiConnection,
     Query,
     RequestError,
     Response,
@@ -78,7 +78,7 @@ class Position:
 class JobLogs:
     """The logs of one job."""
 
-    def __init__(self, connection: Connection, job: DDPJob, choice: LogChoice) -> None:
+    def __init__(self, connection: ApiConnection, job: DDPJob, choice: LogChoice) -> None:
         self.connection = connection
         self.job = job
         self.choice = choice
@@ -106,7 +106,7 @@ class JobLogs:
                 return
         raise _no_logs(self.job, attempt)
 
-    def follow(self, watch: Callable[[Connection], Iterable[DDPJob]]) -> Generator[LogLine, None, None]:
+    def follow(self, watch: Callable[[ApiConnection], Iterable[DDPJob]]) -> Generator[LogLine, None, None]:
         """Yield the lines of the chosen attempt, or also those of later attempts, until the job has finished.
 
         watch: returns the job and each of its changes.

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.client.connection import TROUBLES, Connection, Query, RequestError, path_of, request_error
+from ddpjob.client.connection import TROUBLES, ApiConnection, Query, RequestError, path_of, request_error
 from ddpjob.errors import DDPJobError
 
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ class Requests:
 class Reader:
     """Reads objects of one namespace. unread: why what could not be read is missing, by its kind."""
 
-    def __init__(self, connection: Connection, namespace: str, seconds: float = _SECONDS) -> None:
+    def __init__(self, connection: ApiConnection, namespace: str, seconds: float = _SECONDS) -> None:
         self._connection = connection
         self.namespace = namespace
         self._seconds = min(seconds, connection.timeout)
@@ -115,7 +115,7 @@ class Reader:
             return None
         return page.get("items") or ()
 
-    def tried(self, kind: str, what: str, read: Callable[[Connection, Json], T], job: Json) -> T | None:
+    def tried(self, kind: str, what: str, read: Callable[[ApiConnection, Json], T], job: Json) -> T | None:
         """Return what is read of a job; None if it cannot be read."""
         try:
             return read(self._connection, job)

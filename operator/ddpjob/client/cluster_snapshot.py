@@ -11,7 +11,7 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, is_true
 from ddpjob.api.status import recorded_status
 from ddpjob.client.cluster_reader import MANY_NODES, Reader, Requests
-from ddpjob.client.connection import Answer, Connection, Query, RequestError, path_of
+from ddpjob.client.connection import Answer, ApiConnection, Query, RequestError, path_of
 from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explain import needed
 from ddpjob.client.verdict.operator import serves
@@ -26,7 +26,7 @@ _LOG_LINES, _LOG_BYTES = 50_000, 32 * 2**20
 _MOST_LOGS = 64
 
 
-def read_needed(connection: Connection, requests: Requests, answer: Answer) -> Snapshot:
+def read_needed(connection: ApiConnection, requests: Requests, answer: Answer) -> Snapshot:
     """Return what explains a job, in two rounds of parallel requests."""
     job = answer.body
     reader = Reader(connection, str(job["metadata"]["namespace"]))
@@ -54,7 +54,7 @@ def read_needed(connection: Connection, requests: Requests, answer: Answer) -> S
     )
 
 
-def read_story(connection: Connection, answer: Answer) -> Snapshot:
+def read_story(connection: ApiConnection, answer: Answer) -> Snapshot:
     """Return a job with its pods and Events. What cannot be read is in ``Snapshot.unread``."""
     return _story(Reader(connection, str(answer.body["metadata"]["namespace"]), _SECONDS), Requests(), answer)
 
@@ -73,7 +73,7 @@ def _story(reader: Reader, requests: Requests, answer: Answer) -> Snapshot:
     )
 
 
-def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
+def read_all(connection: ApiConnection, answer: Answer, *, logs: bool) -> Snapshot:
     """Return what can be read of a job. What cannot be read is in ``Snapshot.unread``. logs: with the ends of logs."""
     job, namespace = answer.body, str(answer.body["metadata"]["namespace"])
     reader, requests = Reader(connection, namespace, _SECONDS), Requests()
@@ -99,12 +99,12 @@ def read_all(connection: Connection, answer: Answer, *, logs: bool) -> Snapshot:
     )
 
 
-def pods_of(connection: Connection, job: Json) -> list[Json]:
+def pods_of(connection: ApiConnection, job: Json) -> list[Json]:
     """Return the pods of all attempts that the cluster still has. Raises ``DDPJobError``."""
     return _items(connection, names.PODS, job, {"labelSelector": f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"})
 
 
-def events_of(connection: Connection, job: Json) -> list[Json]:
+def events_of(connection: ApiConnection, job: Json) -> list[Json]:
     """Return the Events about the job, its pods, also those that are gone, and its claims. Raises ``DDPJobError``."""
     meta, requests = job["metadata"], Requests()
     uid, prefix = str(meta["uid"]), f"{names.service_name(str(meta['name']), str(meta['uid']))}-"
@@ -119,7 +119,7 @@ def events_of(connection: Connection, job: Json) -> list[Json]:
     return [*of_job, *own, *(event for found in of_claims for event in found)]
 
 
-def _items(connection: Connection, resource: Resource, job: Json, query: Query) -> list[Json]:
+def _items(connection: ApiConnection, resource: Resource, job: Json, query: Query) -> list[Json]:
     return connection.items(path_of(resource, str(job["metadata"]["namespace"])), query, _MOST_OBJECTS)
 
 
@@ -140,7 +140,7 @@ def _known(claims: Mapping[str, Json | str | None]) -> dict[str, Json | None]:
     return {name: claim for name, claim in claims.items() if not isinstance(claim, str)}
 
 
-def _version(connection: Connection) -> dict[str, str]:
+def _version(connection: ApiConnection) -> dict[str, str]:
     try:
         return {"kubernetes": str(connection.once("GET", "/version", seconds=_SECONDS).body.get("gitVersion"))}
     except RequestError:

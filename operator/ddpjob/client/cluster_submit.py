@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import DDPJOBS, SECRETS
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time
-from ddpjob.client.connection import Connection, Query, RequestError, is_absent, path_of
+from ddpjob.client.connection import ApiConnection, Query, RequestError, is_absent, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
 
@@ -30,7 +30,7 @@ _TRIES = 4
 class Submission:
     """One job to create, with at most one Secret of its own (``with_files``)."""
 
-    def __init__(self, connection: Connection, job: DDPJob, namespace: str) -> None:
+    def __init__(self, connection: ApiConnection, job: DDPJob, namespace: str) -> None:
         self._connection = connection
         self._namespace = namespace
         self._body = {key: value for key, value in job.manifest.items() if key != "status"}

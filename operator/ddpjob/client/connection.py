@@ -170,7 +170,7 @@ def lines_of(response: Response, *, begun: bool = False) -> Generator[bytes, Non
         response.release_conn()
 
 
-class Connection:
+class ApiConnection:
     """An API server: its address, credentials and default namespace. Raises ``UnavailableError`` without any.
 
     timeout: seconds for one request with its retries. retries: whether there are any.
@@ -184,7 +184,7 @@ class Connection:
         self._kubeconfig = str(kubeconfig) if kubeconfig else None
         self.timeout = timeout
         self.closed = threading.Event()
-        self._open, self._keeping = weakref.WeakSet[Response | Connection](), threading.Lock()
+        self._open, self._keeping = weakref.WeakSet[Response | ApiConnection](), threading.Lock()
         self.namespace = "default"
         self.api = self._load()
 
@@ -325,7 +325,7 @@ class Connection:
         self.api.rest_client = fresh.rest_client
 
     @contextmanager
-    def part(self) -> "Iterator[Connection]":
+    def part(self) -> "Iterator[ApiConnection]":
         """Give the same connection for streams that end with the block, or with this connection."""
         part = copy.copy(self)
         part.closed, part._open = threading.Event(), weakref.WeakSet()
@@ -347,7 +347,7 @@ class Connection:
             with suppress(Exception):  # a response that has ended
                 one.shutdown()
 
-    def _keep(self, one: "Response | Connection") -> None:
+    def _keep(self, one: "Response | ApiConnection") -> None:
         with self._keeping:
             self._open.add(one)
 

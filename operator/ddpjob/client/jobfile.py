@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from ddpjob.api import limits, names
-from ddpjob.api.crd import Dumper, openapi
 from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.spec import Location, field_path
+from ddpjob.client.crd import Dumper, openapi
 from ddpjob.convert import KINDS
 from ddpjob.errors import DDPJobError, InvalidJobError, did_you_mean
 
@@ -148,7 +148,7 @@ def beginning(ignored: Sequence[str]) -> str:
     return "ddpjob init prints a job to begin with"
 
 
-class Written(NamedTuple):
+class YamlObject(NamedTuple):
     """An object of a YAML text with its ``yaml.Node``, or why it cannot be read; and where it begins."""
 
     found: Json | InvalidJobError
@@ -166,7 +166,7 @@ def documents_of(text: str) -> list[Json]:
     return found
 
 
-def objects_of(text: str) -> Iterator[Written]:
+def objects_of(text: str) -> Iterator[YamlObject]:
     """Yield each object of a YAML text, also those after one that cannot be read, and the items of Lists."""
     try:
         loader = Loader(text)
@@ -189,16 +189,16 @@ def objects_of(text: str) -> Iterator[Written]:
         loader.dispose()
 
 
-def _items(node: yaml.Node, document: Any) -> Iterator[Written]:
+def _items(node: yaml.Node, document: Any) -> Iterator[YamlObject]:
     if document is None:
         return
     items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
     for index, item in enumerate(items if isinstance(items, list) else [document]):
         own = node if item is document else node_at(node, ("items", index))[0]
         try:
-            yield Written(require_object(item), own, own.start_mark)
+            yield YamlObject(require_object(item), own, own.start_mark)
         except InvalidJobError as error:
-            yield Written(error, own, own.start_mark)
+            yield YamlObject(error, own, own.start_mark)
 
 
 def node_at(root: yaml.Node, location: Location) -> tuple[yaml.Node, yaml.Mark]:
@@ -242,20 +242,20 @@ def require_json(value: Any) -> None:
     size(value)
 
 
-def _unreadable(error: Exception, node: yaml.Node | None = None) -> Written:
+def _unreadable(error: Exception, node: yaml.Node | None = None) -> YamlObject:
     """Return the error of a YAML text that cannot be read."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     mark = mark or (node.start_mark if node else None)
     if isinstance(error, yaml.YAMLError):
         hint = "indentation, quotes and tabs are frequent causes"
         found = InvalidJobError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line")
-        return Written(found, node, mark)
+        return YamlObject(found, node, mark)
     found = InvalidJobError(
         f"a value cannot be read: {error}",
         "an anchor (&) must not contain its own alias (*), and numbers and nesting are limited",
         "write the value in full, text in quotes",
     )
-    return Written(found, node, mark)
+    return YamlObject(found, node, mark)
 
 
 def require_object(document: Any) -> Json:

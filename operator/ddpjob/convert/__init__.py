@@ -2,7 +2,7 @@
 
     conversion ─▶ pytorchjob, trainjob ─▶ pods ─▶ torchrun ─▶ fields
 
-What a DDPJob cannot say is not lost in silence: each such field becomes a ``Note``.
+What a DDPJob cannot say is not lost in silence: each such field becomes a ``Difference``.
 """
 
 KINDS = ("PyTorchJob", "TrainJob")

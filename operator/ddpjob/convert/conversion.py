@@ -7,7 +7,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.convert import KINDS, pytorchjob, trainjob
-from ddpjob.convert.fields import ANY, Note, walk
+from ddpjob.convert.fields import ANY, Difference, walk
 from ddpjob.errors import InvalidJobError
 
 SOURCES = dict(zip(KINDS, (pytorchjob.VERSION, trainjob.VERSION), strict=True))
@@ -20,7 +20,7 @@ class Conversion:
     """A DDPJob, and what of its source did not carry over."""
 
     job: Json
-    notes: tuple[Note, ...]
+    notes: tuple[Difference, ...]
 
 
 def convert(documents: Sequence[Json]) -> Conversion:
@@ -32,7 +32,7 @@ def convert(documents: Sequence[Json]) -> Conversion:
         InvalidJobError: there is no such job, or several, or no DDPJob can be made of it.
     """
     source = _source(documents)
-    notes: list[Note] = []
+    notes: list[Difference] = []
     walk(source, {"metadata": _OF_OBJECTS, "spec": dict, "*": ANY}, "", notes)
     metadata = _metadata(source, notes)
     if source["kind"] == "PyTorchJob":
@@ -42,7 +42,7 @@ def convert(documents: Sequence[Json]) -> Conversion:
         spec = trainjob.spec_of_trainjob(source, runtimes, notes)
     if names.LABEL_QUEUE in metadata.get("labels", {}) and spec.pop("suspend", False):
         field = "spec.runPolicy.suspend" if source["kind"] == "PyTorchJob" else "spec.suspend"
-        notes.append(Note(field, "the operator asks Kueue before each attempt, and needs no suspended job"))
+        notes.append(Difference(field, "the operator asks Kueue before each attempt, and needs no suspended job"))
     order = [field.alias or name for name, field in DDPJobSpec.model_fields.items() if name != "template"]
     spec = {key: spec[key] for key in [*order, "template"] if spec.get(key) not in (None, {}, [])}
     job = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata, "spec": spec}
@@ -68,12 +68,12 @@ def _source(documents: Sequence[Json]) -> Json:
     return source
 
 
-def _metadata(source: Json, notes: list[Note]) -> Json:
+def _metadata(source: Json, notes: list[Difference]) -> Json:
     """Return name, namespace, labels and annotations; the name must suit a DDPJob, or it is refused later."""
     given = source.get("metadata") or {}
     annotations = {key: value for key, value in (given.get("annotations") or {}).items() if key not in _NOT_KEPT}
     kept = {"name": given.get("name"), "namespace": given.get("namespace"), "labels": given.get("labels")}
     if not kept["name"] and given.get("generateName"):
         kept["name"] = str(given["generateName"]).rstrip("-")
-        notes.append(Note("metadata.generateName", f"a DDPJob needs a name, here {kept['name']}"))
+        notes.append(Difference("metadata.generateName", f"a DDPJob needs a name, here {kept['name']}"))
     return {key: value for key, value in (kept | {"annotations": annotations}).items() if value}

@@ -19,7 +19,7 @@ _REFERENCE = "docs/reference/fields.md lists the fields of a DDPJob"
 
 
 @dataclass(frozen=True)
-class Note:
+class Difference:
     """A field of the source that does not carry over as it is.
 
     field: its path in the source. why: what is different in a DDPJob. action: what to do; empty if nothing.
@@ -49,7 +49,7 @@ class Left:
     shape: Shape = ANY
 
 
-def walk(value: Any, shape: Shape, path: str, notes: list[Note]) -> Json:
+def walk(value: Any, shape: Shape, path: str, notes: list[Difference]) -> Json:
     """Return the fields that are ``Kept``; note those that are ``Left`` or that the shape does not know.
 
     Raises ``InvalidJobError`` for the first value that has another form; null has any.
@@ -60,7 +60,7 @@ def walk(value: Any, shape: Shape, path: str, notes: list[Note]) -> Json:
     if isinstance(shape, Left):
         walk(value, shape.shape, path, notes)
         if value not in ({}, [], ""):
-            notes.append(Note(path, shape.why, shape.action))
+            notes.append(Difference(path, shape.why, shape.action))
     elif isinstance(shape, dict):
         _require(isinstance(value, dict), path, "a mapping")
         for key, inner in value.items():

@@ -7,7 +7,7 @@ import re
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
 from ddpjob.api.quantities import is_device
-from ddpjob.convert.fields import Note, require_pod_template
+from ddpjob.convert.fields import Difference, require_pod_template
 from ddpjob.convert.torchrun import Launch, launch
 from ddpjob.errors import InvalidJobError
 
@@ -18,7 +18,7 @@ _OWN_ENV = names.OWNED_ENV | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PET_RDZV_BACK
 
 
 def spec_of_pod(
-    template: Json, container: str, path: str, notes: list[Note], *, trainer_path: str = ""
+    template: Json, container: str, path: str, notes: list[Difference], *, trainer_path: str = ""
 ) -> tuple[Json, Launch]:
     """Return the fields of a DDPJob's spec for a pod template, and its command, which is among them.
 
@@ -32,7 +32,7 @@ def spec_of_pod(
     pod = present(template.get("spec") or {})
     for label in dict.fromkeys(_FOREIGN_LABEL.findall(json.dumps(pod))):
         why = f"pods of a DDPJob have no label {label}"
-        notes.append(Note(f"{path}.spec", why, f"use {names.LABEL_JOB_NAME} or {names.LABEL_NODE_RANK}"))
+        notes.append(Difference(f"{path}.spec", why, f"use {names.LABEL_JOB_NAME} or {names.LABEL_NODE_RANK}"))
     place, trainer, others = _containers(pod, container, f"{path}.spec")
     place = trainer_path or place
     started = launch(trainer.pop("command", []), trainer.pop("args", []), place, notes)
@@ -73,15 +73,15 @@ def _containers(pod: Json, name: str, path: str) -> tuple[str, Json, list[Json]]
     return f"{path}.containers[{containers.index(trainer)}]", trainer, [one for one in containers if one is not trainer]
 
 
-def _environment(env: list[Json], path: str, notes: list[Note]) -> list[Json]:
+def _environment(env: list[Json], path: str, notes: list[Difference]) -> list[Json]:
     """Return the variables without those that a DDPJob sets."""
     for entry in env:
         if entry.get("name") in _OWN_ENV:
-            notes.append(Note(path, f"{entry['name']} is left out: a DDPJob sets it, or sets what it is for"))
+            notes.append(Difference(path, f"{entry['name']} is left out: a DDPJob sets it, or sets what it is for"))
     return [entry for entry in env if entry.get("name") not in _OWN_ENV]
 
 
-def _shared_memory(pod: Json, trainer: Json, others: list[Json], path: str, notes: list[Note]) -> Json | None:
+def _shared_memory(pod: Json, trainer: Json, others: list[Json], path: str, notes: list[Difference]) -> Json | None:
     """Take the volume at /dev/shm out of the pod; return it as ``sharedMemory``."""
     mount = element(trainer.get("volumeMounts"), "mountPath", _SHM)
     if not mount:
@@ -89,7 +89,7 @@ def _shared_memory(pod: Json, trainer: Json, others: list[Json], path: str, note
     volume = element(pod.get("volumes"), "name", str(mount.get("name")))
     source = volume.get("emptyDir")
     if not isinstance(source, dict) or source.get("medium") != "Memory":
-        notes.append(Note(f"{path}.volumeMounts", f"{_SHM} of a DDPJob is memory, so its volume is left out"))
+        notes.append(Difference(f"{path}.volumeMounts", f"{_SHM} of a DDPJob is memory, so its volume is left out"))
         source = {}
     trainer["volumeMounts"] = [other for other in trainer["volumeMounts"] if other is not mount]
     containers = (trainer, *others, *pod.get("initContainers", ()))
@@ -98,12 +98,12 @@ def _shared_memory(pod: Json, trainer: Json, others: list[Json], path: str, note
     return {"sizeLimit": source["sizeLimit"]} if "sizeLimit" in source else None
 
 
-def _replace_what_is_owned(pod: Json, path: str, notes: list[Note]) -> None:
+def _replace_what_is_owned(pod: Json, path: str, notes: list[Difference]) -> None:
     """Remove the fields of a pod that a DDPJob sets, and set what it would set in another way."""
     pod.pop("restartPolicy", None)  # that of the replicas applies
     for key in ("hostname", "subdomain", "setHostnameAsFQDN"):
         if pod.pop(key, None) is not None:
-            notes.append(Note(f"{path}.{key}", "a DDPJob names its pods itself", "use $MASTER_ADDR"))
+            notes.append(Difference(f"{path}.{key}", "a DDPJob names its pods itself", "use $MASTER_ADDR"))
     account = pod.pop("serviceAccount", None)  # its name in old manifests
     if account is not None:
         pod.setdefault("serviceAccountName", account)

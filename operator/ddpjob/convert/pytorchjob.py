@@ -5,7 +5,7 @@ Its fields and what they do: https://www.kubeflow.org/docs/components/trainer/le
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element
-from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, walk
+from ddpjob.convert.fields import ANY, Difference, Kept, Left, Shape, walk
 from ddpjob.convert.pods import has_devices, present, spec_of_pod
 from ddpjob.convert.torchrun import Launch
 from ddpjob.engine.merge import merge
@@ -40,7 +40,7 @@ _PERMANENT = list(range(1, 128))
 """Exit codes after which restartPolicy ExitCode does not restart."""
 
 
-def spec_of_pytorchjob(job: Json, notes: list[Note]) -> Json:
+def spec_of_pytorchjob(job: Json, notes: list[Difference]) -> Json:
     """Return the spec of the DDPJob. Raises ``InvalidJobError`` if it has no replicas, or Master and Worker differ."""
     given = job.get("spec") or {}
     kept = walk(given, _SPEC, "spec", notes)
@@ -60,12 +60,12 @@ def spec_of_pytorchjob(job: Json, notes: list[Note]) -> Json:
         spec["podRetention"] = "None"
     if (most := elastic.get("maxReplicas", 0)) > num_nodes:
         todo = f"set numNodes to {most} to use as many where there is room"
-        notes.append(Note("spec.elasticPolicy.maxReplicas", f"numNodes is {num_nodes}, as the replicas", todo))
+        notes.append(Difference("spec.elasticPolicy.maxReplicas", f"numNodes is {num_nodes}, as the replicas", todo))
     limit = policy.get("backoffLimit", elastic.get("maxRestarts", started.max_restarts))
     spec["restartPolicy"] = _restarts(replicas, limit, notes)
     _place(spec, present(policy.get("schedulingPolicy") or {}), notes)
     if policy.get("managedBy", _MANAGER) != _MANAGER:
-        notes.append(Note("spec.runPolicy.managedBy", f"{policy['managedBy']} does not know DDPJobs"))
+        notes.append(Difference("spec.runPolicy.managedBy", f"{policy['managedBy']} does not know DDPJobs"))
     return spec | kept
 
 
@@ -91,7 +91,7 @@ def _count(replica: Json) -> int:
     return count if isinstance(count, int) else 1
 
 
-def _pods(replicas: dict[str, Json], notes: list[Note]) -> tuple[Json, Launch]:
+def _pods(replicas: dict[str, Json], notes: list[Difference]) -> tuple[Json, Launch]:
     """Return the part of the spec that the pod templates give. Raises ``InvalidJobError`` if they differ."""
     made: list[tuple[Json, Launch]] = []
     for kind, one in replicas.items():
@@ -109,7 +109,7 @@ def _pods(replicas: dict[str, Json], notes: list[Note]) -> tuple[Json, Launch]:
             )
         if first[0] != other[0]:
             field = "spec.pytorchReplicaSpecs.Worker.template.metadata"
-            notes.append(Note(field, "all pods have labels and annotations of Master"))
+            notes.append(Difference(field, "all pods have labels and annotations of Master"))
     return first
 
 
@@ -119,7 +119,7 @@ def _what_matters(spec: Json) -> Json:
     return spec | {"template": template}
 
 
-def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: list[Note]) -> int | str:
+def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: list[Difference]) -> int | str:
     """Return ``nprocPerNode``. A flag is stronger than elasticPolicy, and that than the spec, as for torchrun."""
     field = "spec.elasticPolicy.nProcPerNode" if "nProcPerNode" in elastic else "spec.nprocPerNode"
     given_here = elastic.get("nProcPerNode", given.get("nprocPerNode"))
@@ -127,23 +127,23 @@ def _nproc(given: Json, elastic: Json, started: Launch, resources: Json, notes: 
         return wanted
     if given_here == "cpu" or not has_devices(resources):
         why = "torchrun started one process per GPU or CPU that it found; auto is one per GPU in resources, else one"
-        notes.append(Note(field, why, "set nprocPerNode to a number"))
+        notes.append(Difference(field, why, "set nprocPerNode to a number"))
     return "auto"
 
 
-def _restarts(replicas: dict[str, Json], limit: int | None, notes: list[Note]) -> Json:
+def _restarts(replicas: dict[str, Json], limit: int | None, notes: list[Difference]) -> Json:
     """Return ``restartPolicy``: a DDPJob restarts all pods, a PyTorchJob those that failed."""
     kinds = {name: one.get("restartPolicy") or "OnFailure" for name, one in replicas.items()}
     first, kind = next(iter(kinds.items()))
     field = f"spec.pytorchReplicaSpecs.{first}.restartPolicy"
     if len(set(kinds.values())) > 1:
-        notes.append(Note(field, f"all pods restart together, so all have the policy of {first}, {kind}"))
+        notes.append(Difference(field, f"all pods restart together, so all have the policy of {first}, {kind}"))
     if kind == "Never":
         return {"maxRestarts": 0}
     restarts: Json = {}
     if limit is None:
         why = f"{kind} without runPolicy.backoffLimit restarts without end, a DDPJob 12 times without progress"
-        notes.append(Note(field, why, "set restartPolicy.maxRestarts"))
+        notes.append(Difference(field, why, "set restartPolicy.maxRestarts"))
     else:
         restarts["maxRestarts"] = limit
     if kind == "ExitCode":
@@ -151,7 +151,7 @@ def _restarts(replicas: dict[str, Json], limit: int | None, notes: list[Note]) -
     return restarts
 
 
-def _place(spec: Json, policy: Json, notes: list[Note]) -> None:
+def _place(spec: Json, policy: Json, notes: list[Difference]) -> None:
     """Let the pods be placed together, in this queue and with this priority."""
     path = "spec.runPolicy.schedulingPolicy"
     least = policy.get("minAvailable")
@@ -159,7 +159,7 @@ def _place(spec: Json, policy: Json, notes: list[Note]) -> None:
         spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
     elif least is not None:
         why = "a DDPJob starts when all its pods have a Kubernetes node, or with fewer nodes by minNodes"
-        notes.append(Note(f"{path}.minAvailable", why, f"set minNodes: {least} if the script allows it"))
+        notes.append(Difference(f"{path}.minAvailable", why, f"set minNodes: {least} if the script allows it"))
     own: Json = {"spec": present({"priorityClassName": policy.get("priorityClass")})}
     if policy.get("queue"):
         own["metadata"] = {"annotations": {names.ANNOTATION_VOLCANO_QUEUE: policy["queue"]}}

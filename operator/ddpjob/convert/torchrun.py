@@ -13,8 +13,8 @@ from typing import Any
 
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import DAY
-from ddpjob.convert.fields import Note
-from ddpjob.engine.injection import PYTHON, WRAPPERS, python_options
+from ddpjob.convert.fields import Difference
+from ddpjob.engine.injection import PYTHON, program_at, python_options
 from ddpjob.engine.mistakes import LAUNCHER_MODULES, LAUNCHERS, SHELLS
 
 _LEAST_SECONDS = 10  # of a rendezvous of a DDPJob
@@ -80,13 +80,14 @@ class Launch:
         return {"timeoutSeconds": min(max(int(seconds), _LEAST_SECONDS), DAY)} if seconds.isdecimal() else None
 
 
-def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[Note]) -> Launch:
+def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[Difference]) -> Launch:
     """Return a container's command as a DDPJob runs it; ``path``: of the container, for the notes."""
     words = [*command, *args]
     text = "\n".join(words)
     for name in dict.fromkeys(_RANK_IN_TEXT.findall(text)):
         use = {"RANK": "NODE_RANK", "WORLD_SIZE": "NNODES"}.get(name, "MASTER_ADDR and MASTER_PORT")
-        notes.append(Note(f"{path}.command", f"it reads ${name}, which a DDPJob sets only for processes", f"use {use}"))
+        why = f"it reads ${name}, which a DDPJob sets only for processes"
+        notes.append(Difference(f"{path}.command", why, f"use {use}"))
     if not command:
         return Launch([], list(args))
     if PurePosixPath(words[0]).name in SHELLS:
@@ -96,13 +97,13 @@ def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[N
         if (starts := _starts_processes(words)) and (fixed := _fixed_flags(words)):
             why = f"{', '.join(fixed)} would be the same in each pod"
             use = "use $(NNODES), $(NODE_RANK), $(MASTER_ADDR) and $(MASTER_PORT) as values"
-            notes.append(Note(f"{path}.command", why, use))
+            notes.append(Difference(f"{path}.command", why, use))
         return Launch(list(command), list(args), starts_processes=starts)
     removed, flags = _removed(words, begin)
     kept = [index for index in range(len(words)) if index not in removed]
     if removed:
         names = ", ".join(f"--{name}" for name in flags)
-        notes.append(Note(f"{path}.command", f"left out, because a DDPJob sets it in the environment: {names}"))
+        notes.append(Difference(f"{path}.command", f"left out, because a DDPJob sets it in the environment: {names}"))
     return Launch(
         [words[index] for index in kept if index < len(command)],
         [words[index] for index in kept if index >= len(command)],
@@ -111,11 +112,11 @@ def launch(command: Sequence[str], args: Sequence[str], path: str, notes: list[N
     )
 
 
-def _of_shell(command: Sequence[str], args: Sequence[str], text: str, path: str, notes: list[Note]) -> Launch:
+def _of_shell(command: Sequence[str], args: Sequence[str], text: str, path: str, notes: list[Difference]) -> Launch:
     """Return the command of a shell, whose text is not changed."""
     if flags := sorted(set(_IN_TEXT.findall(text))):
         notes.append(
-            Note(
+            Difference(
                 f"{path}.command",
                 f"a shell's text is not changed, and {', '.join(flags)} in it override what a DDPJob sets",
                 "remove them: torchrun reads them from the environment",
@@ -132,20 +133,18 @@ def _of_shell(command: Sequence[str], args: Sequence[str], text: str, path: str,
 
 def _after_launcher(words: Sequence[str]) -> int | None:
     """Return the index after torchrun, or after the module that is torchrun; None if the command runs none."""
-    for index, word in enumerate(words):
-        program = PurePosixPath(word).name
-        if program == "torchrun":
-            return index + 1
-        if PYTHON.fullmatch(program):
-            after = index + 1 + python_options(words[index + 1 :])
-            match words[after : after + 2]:
-                case ["-m", module] if module in _MODULES:
-                    return after + 2
-                case [script, *_] if PurePosixPath(script).name == "torchrun":
-                    return after + 1
-            return None
-        if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
-            return None
+    if (index := program_at(words)) is None:
+        return None
+    if PurePosixPath(words[index]).name == "torchrun":
+        return index + 1
+    if not PYTHON.fullmatch(PurePosixPath(words[index]).name):
+        return None
+    after = index + 1 + python_options(words[index + 1 :])
+    match words[after : after + 2]:
+        case ["-m", module] if module in _MODULES:
+            return after + 2
+        case [script, *_] if PurePosixPath(script).name == "torchrun":
+            return after + 1
     return None
 
 

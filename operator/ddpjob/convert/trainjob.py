@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpjob.api.objects import Json, element
 from ddpjob.api.quantities import amount
-from ddpjob.convert.fields import ANY, Kept, Left, Note, Shape, require_pod_template, walk
+from ddpjob.convert.fields import ANY, Difference, Kept, Left, Shape, require_pod_template, walk
 from ddpjob.convert.pods import has_devices, present, spec_of_pod
 from ddpjob.engine.merge import merge
 from ddpjob.errors import InvalidJobError
@@ -70,7 +70,7 @@ _TORCH_IMAGE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
 """Of the runtime torch-distributed in Kubeflow Trainer 2.3."""
 
 
-def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> Json:
+def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Difference]) -> Json:
     """Return the spec of the DDPJob; ``runtimes``: those that are known.
 
     Raises:
@@ -79,7 +79,7 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
     given = job.get("spec") or {}
     kept = walk(given, _SPEC, "spec", notes)
     if str(given.get("managedBy") or "").startswith("kueue"):
-        notes.append(Note("spec.managedBy", f"{given['managedBy']} does not know DDPJobs"))
+        notes.append(Difference("spec.managedBy", f"{given['managedBy']} does not know DDPJobs"))
     path, runtime = _runtime(given, runtimes, notes)
     kept = walk(runtime, _RUNTIME, path, notes) | kept
     template, name = _pod_template(runtime, path, notes)
@@ -110,7 +110,7 @@ def spec_of_trainjob(job: Json, runtimes: Sequence[Json], notes: list[Note]) -> 
     return spec | {key: value for key, value in kept.items() if value or key == "ttlSecondsAfterFinished"}
 
 
-def _runtime(spec: Json, runtimes: Sequence[Json], notes: list[Note]) -> tuple[str, Json]:
+def _runtime(spec: Json, runtimes: Sequence[Json], notes: list[Difference]) -> tuple[str, Json]:
     """Return path and spec of the runtime of the file, or what is known of it."""
     name = str((spec.get("runtimeRef") or {}).get("name") or "")
     for runtime in runtimes:
@@ -119,12 +119,13 @@ def _runtime(spec: Json, runtimes: Sequence[Json], notes: list[Note]) -> tuple[s
     field, path = "spec.runtimeRef", "runtime.spec"
     if name != _TORCH_DISTRIBUTED:
         why = f"the runtime {name} is not in the file, so nothing of its pods, volumes and command carries over"
-        notes.append(Note(field, why, f"append it to the file: kubectl get clustertrainingruntime {name} -o yaml"))
+        todo = f"append it to the file: kubectl get clustertrainingruntime {name} -o yaml"
+        notes.append(Difference(field, why, todo))
         return path, {}
     container = {"name": _CONTAINER, "image": _TORCH_IMAGE}
     if not (spec.get("trainer") or {}).get("image"):
         why = f"{name} is not in the file; the image is taken from Kubeflow Trainer 2.3"
-        notes.append(Note(field, why, "set the image of your cluster's runtime"))
+        notes.append(Difference(field, why, "set the image of your cluster's runtime"))
     node = {"name": _CONTAINER, "template": {"spec": {"template": {"spec": {"containers": [container]}}}}}
     return path, {"mlPolicy": {"torch": {}}, "template": {"spec": {"replicatedJobs": [node]}}}
 
@@ -133,7 +134,7 @@ def _jobset(runtime: Json) -> Json:
     return (runtime.get("template") or {}).get("spec") or {}
 
 
-def _pod_template(runtime: Json, path: str, notes: list[Note]) -> tuple[Json, str]:
+def _pod_template(runtime: Json, path: str, notes: list[Difference]) -> tuple[Json, str]:
     """Return the pod template of the runtime's job that trains, and the name of that job."""
     jobs = _jobset(runtime).get("replicatedJobs") or []
     node = next((one for one in jobs if _step(one) == "trainer"), None) or element(jobs, "name", _CONTAINER)
@@ -141,7 +142,7 @@ def _pod_template(runtime: Json, path: str, notes: list[Note]) -> tuple[Json, st
     for other in jobs:
         if other is not node:
             todo = "run it before, or as an init container of template.spec"
-            notes.append(Note(f"{where}[{other.get('name')}]", _NO_STEPS, todo))
+            notes.append(Difference(f"{where}[{other.get('name')}]", _NO_STEPS, todo))
     inner = ((node.get("template") or {}).get("spec") or {}).get("template")
     found = require_pod_template(inner, f"{where}[{node.get('name')}].template.spec.template")
     return found, str(node.get("name") or _CONTAINER)
@@ -152,7 +153,7 @@ def _step(replicated: Json) -> str:
     return str(labels.get(_ANCESTOR) or "")
 
 
-def _patches(spec: Json, name: str, notes: list[Note]) -> Iterator[tuple[str, Json]]:
+def _patches(spec: Json, name: str, notes: list[Difference]) -> Iterator[tuple[str, Json]]:
     """Yield path and content of each change of the pods that train, of both forms that TrainJobs have had."""
     found: list[tuple[str, set[str], Json]] = []  # path, names of the jobs, change
     for index, override in enumerate(spec.get("podTemplateOverrides") or ()):
@@ -168,7 +169,7 @@ def _patches(spec: Json, name: str, notes: list[Note]) -> Iterator[tuple[str, Js
         if targets & {name, _CONTAINER}:
             yield path, change
         else:
-            notes.append(Note(path, f"it is for {', '.join(sorted(targets))}: {_NO_STEPS}"))
+            notes.append(Difference(path, f"it is for {', '.join(sorted(targets))}: {_NO_STEPS}"))
 
 
 def _with_trainer(template: Json, trainer: Json) -> Json:

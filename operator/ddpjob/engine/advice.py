@@ -13,14 +13,14 @@ class Row(NamedTuple):
     """What a text means.
 
     pattern: of the text. reason: in one word, for the tables in which it depends on the text. local: what to do on one
-    machine; True if it is the same, False if the text is about a cluster or an image.
+    machine; empty if it is the same, None if the text is about a cluster or an image.
     """
 
     pattern: str
     hint: str
     next: str
     reason: str = ""
-    local: str | bool = False
+    local: str | None = ""
 
 
 BY_ADMINISTRATOR = "ask an administrator to run "
@@ -42,8 +42,8 @@ ROWS: Sequence[Row] = (
         local="make room in /dev/shm, or use fewer data loader workers",
     ),
     Row(
-        r"DataLoader worker \(pid.*(?:signal: Killed|exited unexpectedly)|OOM-killed",
-        "the kernel killed a process, which often means that the memory was used up",
+        r"DataLoader worker \(pid.*(?:signal: Killed|exited unexpectedly)|OOM-killed|^SIGKILL$",
+        "the kernel killed a process, which often means that the memory was used up; or another process did",
         f"{{logs}}; {LESS_MEMORY}",
         local=f"{{logs}}; {LESS_MEMORY_HERE}",
     ),
@@ -69,16 +69,19 @@ ROWS: Sequence[Row] = (
         r"unable to apply cgroup",
         "the runtime of the Kubernetes node cannot limit the container",
         f"{DESCRIBE_NODE}, and to look at its kubelet and runtime",
+        local=None,
     ),
     Row(
         r"chdir to cwd",
         "the working directory does not exist in the container, or its user may not enter it",
         "correct workingDir, or podSecurity.runAsUser and fsGroup",
+        local=None,
     ),
     Row(
         r"error mounting",
         "a path that the container mounts does not exist on the Kubernetes node, or not in the image",
         f"correct volumeMounts in spec.template; for a path of the GPU driver, {DESCRIBE_NODE}",
+        local=None,
     ),
     Row(
         r"No CUDA GPUs are available|Found no NVIDIA driver|no GPUs found|libcuda\.so\S*: cannot open",
@@ -96,7 +99,6 @@ ROWS: Sequence[Row] = (
         r"Duplicate GPU detected",
         "two ranks of a node use the same GPU",
         "call torch.cuda.set_device(LOCAL_RANK) before init_process_group; nprocPerNode may not exceed the GPUs",
-        local=True,
     ),
     Row(
         r"no kernel image|kernel image is invalid|invalid device function",
@@ -108,9 +110,8 @@ ROWS: Sequence[Row] = (
         r"device-side assert",
         "an index on the GPU is out of range, for example a label that is not below the number of classes",
         "set CUDA_LAUNCH_BLOCKING=1 in env to see the line that used it; {logs}",
-        local=True,
     ),
-    Row(r"ALLOC_FAILED|NOT_INITIALIZED|'out of memory'", GPU_MEMORY, LESS_GPU_MEMORY, local=True),
+    Row(r"ALLOC_FAILED|NOT_INITIALIZED|'out of memory'", GPU_MEMORY, LESS_GPU_MEMORY),
     Row(
         r"system not yet initialized|cudaGetDeviceCount|nvidia-container-cli|error running \w*hook|CDI devices",
         "the GPU driver, or the fabric manager of the GPUs, does not work",
@@ -123,18 +124,18 @@ ROWS: Sequence[Row] = (
         "remove its directory from LD_LIBRARY_PATH, or use another image",
         local="remove its directory from LD_LIBRARY_PATH",
     ),
-    Row(r"Mismatched NCCL version", "the nodes do not run the same image", "name the image with its digest"),
+    Row(r"Mismatched NCCL version", "the nodes run different images", "name the image with its digest", local=None),
     Row(
         r"socket interface found|Unable to find address for",
         "no network interface has the name that NCCL or gloo was given",
         "correct NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env",
-        local=True,
     ),
     Row(
         r"\bsocket(?:Start|Poll|Try|Finish|Progress|Wait|Send|Recv|Connect|Accept)\w*|No route to host"
         r"|Software caused connection abort|transport/tcp",
         "the network does not connect the pods on the interface that was chosen",
         "look at NetworkPolicies; set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface of the pod network",
+        local=None,
     ),
     Row(
         r"gai error|[Nn]ame resolution|Name or service not known|getaddrinfo",
@@ -146,6 +147,7 @@ ROWS: Sequence[Row] = (
         r"^Rendezvous(?:Timeout|Connection)|waiting for (?:clients|workers)|client socket has (?:timed out|failed)",
         "a node did not come to the rendezvous, or the network does not connect it",
         "look at the logs of the other nodes, at NetworkPolicies and DNS",
+        local=None,
     ),
     Row(
         r"EADDRINUSE|[Aa]ddress already in use",
@@ -176,7 +178,6 @@ ROWS: Sequence[Row] = (
         r"SlowDown|reduce your request rate|\b429 (?:Client|Too)|429\)|rate limit",
         "a service refuses so many requests",
         "use fewer workers, or more retries with longer delays",
-        local=True,
     ),
     Row(
         r"(?i)^\w*(?:timeout|connection)\w*(?:error)?\b|n(?:o|')t connect to|max retries exceeded"
@@ -213,7 +214,6 @@ ROWS: Sequence[Row] = (
         r"Too many open files",
         "each data loader worker keeps files and tensors open",
         "use fewer workers, torch.multiprocessing.set_sharing_strategy('file_system'), or a higher ulimit -n",
-        local=True,
     ),
     Row(
         r"not compiled with CUDA",
@@ -237,7 +237,6 @@ ROWS: Sequence[Row] = (
         r"PytorchStreamReader|in loading state_dict|[Ww]eights only load failed",
         "the checkpoint is damaged, is of another model, or holds more than tensors",
         "{logs}; use another checkpoint, or correct the model; torch.load(weights_only=False) reads objects, too",
-        local=True,
     ),
     Row(
         r"^FileNotFoundError|No such file or directory",
@@ -252,22 +251,14 @@ ROWS: Sequence[Row] = (
         local="{logs}",
     ),
     Row(
-        r"^SIGKILL$",
-        "the kernel's out-of-memory killer ended a process, or another process did",
-        f"{{logs}}; {LESS_MEMORY}",
-        local=f"{{logs}}; {LESS_MEMORY_HERE}",
-    ),
-    Row(
         r"^SIGABRT$",
         "native code found an error: an assertion, damaged memory, or an exception that nothing caught",
         "{logs}, whose last lines name it; PYTHONFAULTHANDLER=1 in env adds the lines of Python",
-        local=True,
     ),
     Row(
         r"^SIGSEGV$",
         "native code used memory that is not its own: an extension, or a library of another version",
         "{logs}; PYTHONFAULTHANDLER=1 in env adds the lines of Python",
-        local=True,
     ),
     Row(
         r"^SIGBUS$",
@@ -285,7 +276,6 @@ ROWS: Sequence[Row] = (
         r"^FloatingPointError|loss is nan",
         "the training diverged, or the data are wrong",
         "use a lower learning rate, and look at the data of the step; {logs}",
-        local=True,
     ),
 )
 """Placeholders as in ``failures.TABLE``."""
@@ -360,7 +350,7 @@ def advice(text: str, rows: Sequence[Row] = ROWS, is_local: bool = False, **name
     is_local: on one machine. names: values of the placeholders in next; without them they stay.
     """
     row = next((row for row in rows if re.search(row.pattern, text)), None)
-    if row is None or (is_local and not row.local):
+    if row is None or (is_local and row.local is None):
         return None
-    todo = row.local if is_local and isinstance(row.local, str) else row.next
+    todo = (row.local if is_local else "") or row.next
     return row.hint, todo.format(**names) if names else todo

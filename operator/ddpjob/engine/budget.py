@@ -5,7 +5,6 @@ has trained survives an outage of more than half an hour in which each attempt f
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from ddpjob.api.backoff import doubling, jittered
 from ddpjob.api.pod_view import PodView
@@ -40,13 +39,17 @@ def made_progress(s: JobState, if_unknown: int = RUN_SECONDS) -> bool:
     return seconds_running(attempt, s.now) >= if_unknown
 
 
-def exceeded_limit(s: JobState, judgement: Judgement) -> Literal["counted", "total"] | None:
-    """Return the limit that allows no restart after the current attempt: maxRestarts, maxTotalRestarts, or None."""
-    if judgement.counted and counted_restarts(s) >= max_restarts(s, judgement):
-        return "counted"
+def exhausted(s: JobState, judgement: Judgement) -> tuple[str, str] | None:
+    """Return why no restart may follow the current attempt, as the reason of the job's end and a text; or None."""
+    if judgement.counted and counted_restarts(s) >= (most := max_restarts(s, judgement)):
+        if most:
+            return "MaxRestartsExceeded", f"all {most} restarts are used"
+        return judgement.reason, "maxRestarts allows no restart"
     total = s.job.spec.restart_policy.max_total_restarts
     # An administrator may drain hundreds of nodes.
-    return "total" if total_restarts(s) >= total and not (judgement.is_free and total) else None
+    if total_restarts(s) < total or (judgement.is_free and total):
+        return None
+    return "MaxTotalRestartsExceeded", f"all {total} restarts (maxTotalRestarts) are used"
 
 
 def max_restarts(s: JobState, judgement: Judgement) -> int:

@@ -4,13 +4,14 @@
 has passed is not restarted. A rule returns None if it does not apply.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api import names
 from ddpjob.api.exit_codes import RENDEZVOUS
 from ddpjob.api.status import RUNNING, Failure, Size
 from ddpjob.api.times import parse_time, seconds_since, timestamp
+from ddpjob.engine import budget
 from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
 from ddpjob.engine.attempt import (
     EVICTED,
@@ -22,20 +23,12 @@ from ddpjob.engine.attempt import (
     waits,
     whole_second_after,
 )
-from ddpjob.engine.budget import (
-    counted_restarts,
-    exceeded_limit,
-    max_restarts,
-    reasons_since_progress,
-    seconds_to_next,
-)
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
-    Evidence,
+    PodEvidence,
     evidence_named_by,
     evidence_of,
     evidence_of_early_end,
-    evidence_of_waiting,
     failed_pods,
     may_have_waited,
     obeyed_sigterm,
@@ -65,9 +58,7 @@ class Decision:
     gives_back: the attempt is closed because not all its pods have Kubernetes nodes (``scheduling.guard``).
     until: when the next attempt starts after "close", or until when a "settle" waits; None if that depends on the user.
     drain_until: until when the next attempt probably waits for the pods of this one (``JobState.stopping``).
-    restarted_at: the spec.restartedAt that the decision carries out.
     size: of the next attempt, if it differs (``elastic``).
-    forgets_nodes: the nodes in ``status.avoidNodes`` are used again.
     is_free: after a planned loss: the restart counts towards no limit.
     """
 
@@ -79,9 +70,7 @@ class Decision:
     gives_back: bool = False
     until: str | None = None
     drain_until: str | None = None
-    restarted_at: str | None = None
     size: Size | None = None
-    forgets_nodes: bool = False
     is_free: bool = False
 
     @property
@@ -158,7 +147,7 @@ def _restart_request(s: JobState) -> Decision | None:
     if s.spec_changed:  # no attempt could follow
         return None
     text = f"spec.restartedAt is {asked}: attempt {s.attempt.number} saves a checkpoint and ends"
-    return Decision("close", RESTART_REQUESTED, text, drain_until=s.drain_until, restarted_at=asked)
+    return Decision("close", RESTART_REQUESTED, text, drain_until=s.drain_until)
 
 
 def _attempt_deadline(s: JobState) -> Decision | None:
@@ -166,22 +155,12 @@ def _attempt_deadline(s: JobState) -> Decision | None:
     if passed is None or s.attempt.is_closed:
         return None
     if passed.ends == "abandons":
-        return replace(_abandon(s, passed.reason, passed.message), forgets_nodes=True)
+        return _abandon(s, passed.reason, passed.message)
     if passed.refused is not None:
-        return _react(s, _judged(s, evidence_of_waiting(passed.refused)))
+        return _react(s, _judged(s, evidence_of(passed.refused)))
     stall = s.answer.stall if s.answer is not None else None
     judgement = judge_deadline(passed.reason, passed.message, s.logs_command(), stall)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
-
-
-def _first_attempt(s: JobState) -> Decision | None:
-    if s.attempt.number or s.number_of_next > 1:  # pods without a status are of an unknown attempt
-        return None
-    if s.spec_changed:
-        return _held(s)
-    if s.stopping or scheduling.wait(s) is not None:
-        return CONTINUE
-    return Decision("start", "Started", f"attempt {s.number_of_next} starts")
 
 
 def _unknown_attempt(s: JobState) -> Decision | None:
@@ -200,7 +179,8 @@ def _unknown_attempt(s: JobState) -> Decision | None:
 
 
 def _next_attempt(s: JobState) -> Decision | None:
-    if not s.attempt.is_closed:
+    number = s.number_of_next
+    if not s.attempt.is_closed or number > 1 > s.attempt.number:  # pods without a status are of an unknown attempt
         return None
     if s.spec_changed:
         return _held(s)
@@ -208,7 +188,8 @@ def _next_attempt(s: JobState) -> Decision | None:
         return CONTINUE
     if s.stopping or scheduling.wait(s) is not None:
         return CONTINUE
-    number = s.number_of_next
+    if not s.attempt.number:
+        return Decision("start", "Started", f"attempt {number} starts")
     if s.suspended:
         return Decision("start", "Resumed", f"resumed after suspension: attempt {number} starts")
     refusals = 0 if s.spec_edited else s.attempt.refusals or 0
@@ -240,7 +221,7 @@ def _failure(s: JobState) -> Decision | None:
         early = evidence_of_early_end(cause, s.succeeded_nodes, s.current)
         found = evidence_named_by(cause, s.current) or early or evidence_of(cause)
     else:  # a lost pod precedes one that only perhaps failed by itself
-        found = Evidence(lost[0], "own")
+        found = PodEvidence(lost[0])
     judgement = _judged(s, found)
     if creating and s.missing_nodes and (found.whose != "own" or found.report.code == RENDEZVOUS):
         # The API server does not accept its peers: this pod waited for them, and perhaps ended for no other reason.
@@ -258,19 +239,19 @@ def _failure(s: JobState) -> Decision | None:
     return CONTINUE if is_open else _conclude(s, found, judgement)
 
 
-def _conclude(s: JobState, found: Evidence, judgement: Judgement) -> Decision:
+def _conclude(s: JobState, found: PodEvidence, judgement: Judgement) -> Decision:
     """End the attempt after a failure whose cause is known. It is no failure to wait for pods that were not placed."""
     if judgement.action != "Fail" and may_have_waited(found):
         within = s.job.spec.rendezvous.timeout_seconds if found.report.code == RENDEZVOUS else 0
         if peers := guard.unplaced_peers(s, within):
-            if (size := elastic.shrunk_after(s)) is not None:
+            if (size := elastic.shrunk(s, gave_up=True)) is not None:
                 return _smaller(s, size)
             what = f"{found.where} ended while {len(peers)} of {s.job.nodes} pods waited for Kubernetes nodes"
             return _give_back(s, guard.PEERS_NOT_PLACED, f"{what}, or had just got them")
     return _wait_for_node(s, judgement) or _react(s, judgement)
 
 
-def _settling_until(s: JobState, found: Evidence) -> str | None:
+def _settling_until(s: JobState, found: PodEvidence) -> str | None:
     """Return until when to wait for the cause; None if the recorded wait is long enough.
 
     It is longer while the pod that failed first may still end, and its log with it: alone, or as a peer names it. So it
@@ -286,10 +267,10 @@ def _settling_until(s: JobState, found: Evidence) -> str | None:
     return until if is_late and is_longer and seconds_since(until, s.now) < 0 else None
 
 
-def _judged(s: JobState, evidence: Evidence) -> Judgement:
+def _judged(s: JobState, evidence: PodEvidence) -> Judgement:
     context = Context(
         earlier=s.earlier_failures,
-        repeated=reasons_since_progress(s),
+        repeated=budget.reasons_since_progress(s),
         has_trained=s.has_trained,
         is_proved=s.is_proved,
         starts_elsewhere=any(start_contradicts(pod, evidence) for pod in s.current.values()),
@@ -308,7 +289,7 @@ def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
     """
     if s.all_stopped or s.settings.is_local or judgement.action == "Fail" or not judgement.provisional:
         return None
-    if exceeded_limit(s, judgement) is None:
+    if budget.exhausted(s, judgement) is None:
         return None
     ending = s.attempt.ending
     since = ending.since if ending else timestamp(s.now)
@@ -332,7 +313,7 @@ def _unconfirmed(s: JobState) -> Decision | None:
 def _react(s: JobState, judgement: Judgement) -> Decision:
     """Return the reaction to a failure: a restart as far as the judgement and the budget allow it."""
     number, is_free = s.attempt.number, judgement.is_free
-    exceeded = exceeded_limit(s, judgement)
+    exceeded = budget.exhausted(s, judgement)
     fails = judgement.action == "Fail" or exceeded is not None
     record = failure_record(
         number,
@@ -345,28 +326,18 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     if judgement.action == "Fail":
         return Decision("fail", record.reason, f"attempt {number} failed: {failure_text(record)}", record)
     if exceeded is not None:
-        return _exhausted(s, exceeded, record, max_restarts(s, judgement))
+        reason, why = exceeded
+        return Decision("fail", reason, f"attempt {number} failed and {why}: {failure_text(record)}", record)
     follows = "a restart follows that does not count"
     if judgement.counted:
-        follows = f"restart {counted_restarts(s) + 1} of {max_restarts(s, judgement)} follows"
+        follows = f"restart {budget.counted_restarts(s) + 1} of {budget.max_restarts(s, judgement)} follows"
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
     drain_until = s.drain_until if judgement.planned or s.may_overwrite else None
-    delay = seconds_to_next(s, is_free=is_free)
+    delay = budget.seconds_to_next(s, is_free=is_free)
     if not (s.spec_changed or delay or drain_until) and scheduling.wait(s) is None:
         return Decision("restart", record.reason, message, record, is_free=is_free)
     until = whole_second_after(s.now, delay) if delay else None
     return Decision("close", record.reason, message, record, until=until, drain_until=drain_until, is_free=is_free)
-
-
-def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure, most: int) -> Decision:
-    text = f"attempt {s.attempt.number} failed and"
-    if limit == "total":
-        total = s.job.spec.restart_policy.max_total_restarts
-        message = f"{text} all {total} restarts (maxTotalRestarts) are used: {failure_text(record)}"
-        return Decision("fail", "MaxTotalRestartsExceeded", message, record)
-    used = f"all {most} restarts are used" if most else "maxRestarts allows no restart"
-    message = f"{text} {used}: {failure_text(record)}"
-    return Decision("fail", "MaxRestartsExceeded" if most else record.reason, message, record)
 
 
 def _eviction(s: JobState) -> Decision | None:
@@ -483,9 +454,8 @@ _RULES = (
     _suspension,
     _eviction_between_attempts,
     _job_deadline,
-    _first_attempt,
-    _unknown_attempt,
     _next_attempt,
+    _unknown_attempt,
     _completion,
     _failure,
     _resize,

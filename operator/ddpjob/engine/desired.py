@@ -347,40 +347,39 @@ def overridden_fields(job: Job) -> list[str]:
     return [*fields, *(f"{root}.containers[name={names.TRAINER_CONTAINER}].env[name={name}]" for name in own)]
 
 
-def process_environment(job: Job) -> dict[str, str]:
-    """Return the variables of the only process of a node; empty with several processes, which a launcher must start.
+def _default_environment(job: Job, attempt: int, granted: int) -> dict[str, str]:
+    """Return the variables that the user's ``env`` overrides.
 
-    torchrun overwrites them for the processes that it starts, and the user's ``env`` overrides them.
+    Those of the only process of a node, unless a launcher must start several; torchrun overwrites them. What a launcher
+    gives its processes of the grace: in the rest it reports how they ended. And the deadlines that end an attempt
+    without a step, as they are when it starts.
     """
-    if job.nproc_per_node > 1:
-        return {}
-    return {
-        names.ENV_RANK: f"$({names.ENV_NODE_RANK})",  # the kubelet inserts the value
-        names.ENV_WORLD_SIZE: str(job.nodes),
-        names.ENV_LOCAL_RANK: "0",
-        names.ENV_LOCAL_WORLD_SIZE: "1",
+    spec, grace = job.spec, job.grace_seconds
+    given = {
+        names.ENV_RDZV_ID: f"{job.uid}-{attempt}",
+        names.ENV_STOP_GRACE: max(1, grace // 2, grace - _LAUNCHER_SECONDS),
+        names.ENV_INPLACE_RESTARTS: granted,
+        names.ENV_STARTUP_DEADLINE: spec.startup_deadline_seconds,
+        names.ENV_PROGRESS_DEADLINE: spec.progress_deadline_seconds,
+        names.ENV_COMPLETION_GRACE: spec.completion_grace_seconds if spec.success_policy == "AllNodes" else None,
     }
+    if job.nproc_per_node == 1:
+        of_process = {names.ENV_WORLD_SIZE: job.nodes, names.ENV_LOCAL_RANK: 0, names.ENV_LOCAL_WORLD_SIZE: 1}
+        given = {names.ENV_RANK: f"$({names.ENV_NODE_RANK})"} | of_process | given  # the kubelet inserts the value
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int, token: str) -> Json:
     spec = job.spec
     wire = job.wire
-    security, grace = spec.pod_security, job.grace_seconds
-    # What a launcher gives its processes; in the rest it reports how they ended.
-    stop_grace = max(1, grace // 2, grace - _LAUNCHER_SECONDS)
+    security = spec.pod_security
     defaults = render(
         "pod_defaults.yaml.j2",
         container=names.TRAINER_CONTAINER,
         profile=security.profile,
         run_as_user=_DEFAULT_USER,
         fs_group=_DEFAULT_USER,
-        process_env=process_environment(job)
-        | {
-            names.ENV_RDZV_ID: f"{job.uid}-{attempt}",
-            names.ENV_STOP_GRACE: str(stop_grace),
-            names.ENV_INPLACE_RESTARTS: str(granted),
-        }
-        | _deadlines(spec),
+        process_env=_default_environment(job, attempt, granted),
     )
     template = wire.get("template", {})
     _ask_for_no_sidecar(defaults["metadata"], template.get("metadata", {}))
@@ -416,16 +415,6 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
     if spec.launcher is not None:
         pod = with_launcher(pod, settings.launcher_image, settings.launcher_pull_policy)
     return _secured(pod, defaults)
-
-
-def _deadlines(spec: DDPJobSpec) -> dict[str, str]:
-    """Return the deadlines that end an attempt without a step, as they are when it starts."""
-    given = {
-        names.ENV_STARTUP_DEADLINE: spec.startup_deadline_seconds,
-        names.ENV_PROGRESS_DEADLINE: spec.progress_deadline_seconds,
-        names.ENV_COMPLETION_GRACE: spec.completion_grace_seconds if spec.success_policy == "AllNodes" else None,
-    }
-    return {name: str(seconds) for name, seconds in given.items() if seconds is not None}
 
 
 def _ask_for_no_sidecar(defaults: Json, given: Json) -> None:

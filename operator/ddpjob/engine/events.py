@@ -5,31 +5,27 @@ from typing import Literal
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
+from ddpjob.engine import obstacles
 from ddpjob.engine.actions import Note
-from ddpjob.engine.decision import RESIZED, Decision
+from ddpjob.engine.decision import RESIZED, RESTART_REQUESTED, Decision
 from ddpjob.engine.mistakes import mistakes
-from ddpjob.engine.obstacles import (
-    CONTAINER_CREATING,
-    NODE_NOT_RESPONDING,
-    PROGRESS_UNKNOWN,
-    SHARED,
-    TRAINING_SLOW,
-    TRAINING_STALLED,
-    fruitless,
-    obstacles,
-)
 from ddpjob.engine.scheduling.elastic import NODES_AVAILABLE, NODES_UNAVAILABLE
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE, WAITING
 from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
 RESTARTED_IN_PLACE = "RestartedInPlace"
-_SIZES = frozenset({RESIZED, NODES_AVAILABLE, NODES_UNAVAILABLE})
+_AS_ASKED = frozenset({RESIZED, RESTART_REQUESTED, NODES_AVAILABLE, NODES_UNAVAILABLE})
+# Of a job all of whose nodes run.
 _PROBLEMS = frozenset(
-    {NODE_NOT_RESPONDING, PROGRESS_UNKNOWN, TRAINING_SLOW, TRAINING_STALLED, QUEUE_UNAVAILABLE, SHARED}
-)  # of a job all of whose nodes run
+    {
+        *(obstacles.NODE_NOT_RESPONDING, obstacles.PROGRESS_UNKNOWN, obstacles.TRAINING_STALLED, obstacles.SHARED),
+        obstacles.TRAINING_SLOW,
+        QUEUE_UNAVAILABLE,
+    }
+)
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
-_NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
+_NO_NOTE = frozenset({"NameConflict", obstacles.CONTAINER_CREATING})
 
 
 def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Note]:
@@ -45,7 +41,7 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
             yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
-        case "close" if decision.restarted_at is not None or decision.reason in _SIZES:
+        case "close" if decision.reason in _AS_ASKED:
             yield Note("Normal", decision.reason, decision.message)
         case "close" if not s.attempt.refusals and decision.reason != "NameConflict":
             yield Note("Warning", decision.reason, shorten(decision.message, MAX_NOTE))
@@ -66,7 +62,7 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         elif condition.type == "Running":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition.reason != old_reason and decision.kind != "close"
-            if is_new and condition.reason in {reason for reason, _ in obstacles(s)} - _NO_NOTE:
+            if is_new and condition.reason in {reason for reason, _ in obstacles.obstacles(s)} - _NO_NOTE:
                 kind: Literal["Normal", "Warning"] = "Normal" if condition.reason == WAITING else "Warning"
                 yield Note(kind, condition.reason, shorten(condition.message, MAX_NOTE))
         if condition.type == "Suspended" and turned_true:
@@ -76,8 +72,8 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         if condition.type == "Stalled" and turned_true and status.state != "Failed":
             yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
     yield from _lives(s, status)
-    problem = fruitless(status.furthest, s.logs_command())
-    if problem and not fruitless(s.before.furthest, ""):
+    problem = obstacles.fruitless(status.furthest, s.logs_command())
+    if problem and not obstacles.fruitless(s.before.furthest, ""):
         yield Note("Warning", problem[0], shorten(problem[1], MAX_NOTE))
     yield from _changes(s, status)
     step = status.checkpoint.resumed_from_step if status.checkpoint else None

@@ -71,32 +71,87 @@ _SHUTDOWN = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PodEvidence:
     """What is known about the failure of one node.
 
     pod: None if it no longer exists.
     report: what its trainer reported, or another pod reports about it; without a report, all fields are None.
-    evicted, deleted: what ended the pod from outside the trainer; ``disruption``: see ``PodView``.
-    node_lost, node_shutdown: what happened to its Kubernetes node.
-    exit_code, signal: of the trainer, from its report or else from its container.
-    not_started: the command could not be started (``_could_not_start``).
+    exit_code: of the trainer, from its container or another pod's report.
     reason, message: of the container or pod, as the kubelet gives them.
     """
 
     node_rank: int
-    whose: Whose
     pod: PodView | None = None
     report: EndReport = _NO_REPORT
-    evicted: bool = False
-    deleted: bool = False
-    disruption: str = ""
-    node_lost: bool = False
-    node_shutdown: bool = False
     exit_code: int | None = None
-    signal: int | None = None
-    not_started: bool = False
     reason: str = ""
     message: str = ""
+
+    @cached_property
+    def whose(self) -> Whose:
+        """Whose failure it is.
+
+        Without a report, an ordinary exit code says nothing: torchrun ends with 1 for a failed rank and for a rank that
+        lost its peers; the exception in the log decides. A kill, a refusal to start, an eviction and a deletion come
+        from outside the training, so they are the pod's own, and so is a GPU with too little memory.
+        """
+        if self.deleted or self.evicted or self.reason == OOM_KILLED:
+            return "own"
+        if self.report.code == SUPERSEDED:
+            return "peer"
+        if self.report.cause in ("own", "peer"):
+            return "own" if self.report.cause == "own" else "peer"
+        if self.gpu_oom or (self.signal is not None and self.signal not in _MAY_FOLLOW_A_PEER):
+            return "own"
+        if self.logged is not None and self.logged.cause != "unknown":
+            return self.logged.cause
+        return "own" if self.signal is None and (self.exit_code is None or self.not_started) else "unknown"
+
+    @property
+    def evicted(self) -> bool:
+        return self.pod is not None and self.pod.evicted
+
+    @property
+    def deleted(self) -> bool:
+        return self.pod is not None and self.pod.deleted
+
+    @property
+    def disruption(self) -> str:
+        return self.pod.disruption if self.pod is not None else ""
+
+    @property
+    def node_lost(self) -> bool:
+        return self.pod is not None and is_on_lost_node(self.pod)
+
+    @property
+    def node_shutdown(self) -> bool:
+        """Whether the kubelet ended the pod at the shutdown of its Kubernetes node."""
+        return self.evicted and self.reason in _SHUTDOWN
+
+    @cached_property
+    def signal(self) -> int | None:
+        """The signal that ended the trainer: the report's, the container's, n of exit code 128 + n, or a rank's."""
+        if number := self.report.signal or (self.pod.signal if self.pod else None):
+            return number
+        if self.exit_code is not None and SIGNAL_BASE < self.exit_code < SIGNAL_BASE + signals.NSIG:
+            return self.exit_code - SIGNAL_BASE
+        return self.logged.signal if self.logged is not None else None
+
+    @cached_property
+    def not_started(self) -> bool:
+        """Whether the runtime, the kernel or a shell could not start the command.
+
+        The runtime gives a reason. A shell ends with 126 or 127, but so does a script that trained for an hour and
+        whose last command does not exist: these codes count only in the first minute, or if the times are not known.
+        """
+        if self.pod is None or self.reason in START_ERRORS:
+            return self.pod is not None
+        pod, is_of_kernel = self.pod, self.exit_code in (1, 255) and _WRONG_FORMAT.search(self.pod.log)
+        if self.exit_code not in NOT_EXECUTABLE and not is_of_kernel:
+            return False
+        if not pod.started_at or not pod.finished_at:
+            return True
+        return seconds_between(pod.started_at, parse_time(pod.finished_at)) < START_SECONDS
 
     @property
     def oom(self) -> bool:
@@ -105,8 +160,15 @@ class Evidence:
 
     @property
     def gpu_oom(self) -> bool:
-        """Whether a GPU of the node had too little memory."""
-        return self.pod is not None and _ran_out_of_gpu_memory(self.pod, self.report, self.signal)
+        """Whether a GPU had too little memory: by the report, or without it and a signal, by a traceback in the log."""
+        report, pod = self.report, self.pod
+        if report.kind == GPU_OUT_OF_MEMORY or (report.exception or "").rpartition(".")[2] == "OutOfMemoryError":
+            return True
+        if pod is None or self.signal is not None:
+            return False
+        is_traceback = pod.logged is not None and pod.logged.exception is not None
+        text = f"{pod.logged.exception}: {pod.logged.message}" if pod.logged and is_traceback else pod.log
+        return _GPU_OUT_OF_MEMORY_LINE.search(text) is not None
 
     @property
     def is_wrong_format(self) -> bool:
@@ -141,61 +203,11 @@ def failed_pods(pods: Iterable[PodView]) -> list[PodView]:
 
 
 def whose_failure(pod: PodView) -> Whose:
-    """Return whose failure a failed pod shows.
-
-    Without a report, an ordinary exit code says nothing: torchrun ends with 1 for a failed rank and for a rank that
-    lost its peers; the exception in the log decides. A kill, a refusal to start, an eviction and a deletion come from
-    outside the training, so they are the pod's own, and so is a GPU with too little memory.
-    """
-    return _whose(pod, pod.report or _NO_REPORT, pod.exit_code)
+    """Return whose failure a failed pod shows."""
+    return evidence_of(pod).whose
 
 
-def _whose(pod: PodView, report: EndReport, exit_code: int | None) -> Whose:
-    if pod.deleted or pod.evicted or pod.reason == OOM_KILLED:
-        return "own"
-    if report.code == SUPERSEDED:
-        return "peer"
-    if report.cause in ("own", "peer"):
-        return "own" if report.cause == "own" else "peer"
-    number = _signal(pod, report, exit_code)
-    if _ran_out_of_gpu_memory(pod, report, number):
-        return "own"
-    if number is not None and number not in _MAY_FOLLOW_A_PEER:
-        return "own"
-    if pod.logged is not None and report is _NO_REPORT and pod.logged.cause != "unknown":
-        return pod.logged.cause
-    is_own = number is None and (exit_code is None or _could_not_start(pod, exit_code))
-    return "own" if is_own else "unknown"
-
-
-def _ran_out_of_gpu_memory(pod: PodView, report: EndReport, number: int | None) -> bool:
-    """Return whether the report says so, or without a report and a signal, a traceback at the end of the log."""
-    if report.kind == GPU_OUT_OF_MEMORY or (report.exception or "").rpartition(".")[2] == "OutOfMemoryError":
-        return True
-    if number is not None:
-        return False
-    if pod.logged is not None and pod.logged.exception is not None:
-        line = f"{pod.logged.exception}: {pod.logged.message}"
-        return _GPU_OUT_OF_MEMORY_LINE.search(line) is not None
-    return _GPU_OUT_OF_MEMORY_LINE.search(pod.log) is not None
-
-
-def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
-    """Return whether the runtime, the kernel or a shell could not start the command.
-
-    The runtime gives a reason. A shell ends with 126 or 127, but so does a script that trained for an hour and whose
-    last command does not exist: these codes count only in the first minute, or if the times are not known.
-    """
-    if pod.reason in START_ERRORS:
-        return True
-    if exit_code not in NOT_EXECUTABLE and not (exit_code in (1, 255) and _WRONG_FORMAT.search(pod.log)):
-        return False
-    if not pod.started_at or not pod.finished_at:
-        return True
-    return seconds_between(pod.started_at, parse_time(pod.finished_at)) < START_SECONDS
-
-
-def start_contradicts(other: PodView, evidence: Evidence) -> bool:
+def start_contradicts(other: PodView, evidence: PodEvidence) -> bool:
     """Return whether another pod of the attempt started, and the Kubernetes node of this one could not start it.
 
     A shell that does not find the command runs for some time, so another shell that runs contradicts nothing yet.
@@ -204,21 +216,21 @@ def start_contradicts(other: PodView, evidence: Evidence) -> bool:
         return False
     if other.state == "running":
         return evidence.exit_code not in NOT_EXECUTABLE and _is_elsewhere(other, evidence)
-    return other.ended and not _could_not_start(other, other.exit_code) and _is_elsewhere(other, evidence)
+    return other.ended and not evidence_of(other).not_started and _is_elsewhere(other, evidence)
 
 
-def shows_the_same(other: PodView, evidence: Evidence) -> bool:
+def shows_the_same(other: PodView, evidence: PodEvidence) -> bool:
     """Return whether a pod on another Kubernetes node shows that the spec, and not the node, is the cause."""
     if evidence.exit_code is None:
         is_same = is_refused(other) and other.waiting is not None and other.waiting[0] == evidence.reason
     elif evidence.report.code is not None:
         is_same = other.report is not None and other.report.code == evidence.report.code
     else:
-        is_same = other.state == "failed" and _could_not_start(other, other.exit_code)
+        is_same = other.state == "failed" and evidence_of(other).not_started
     return is_same and _is_elsewhere(other, evidence)
 
 
-def _is_elsewhere(other: PodView, evidence: Evidence) -> bool:
+def _is_elsewhere(other: PodView, evidence: PodEvidence) -> bool:
     here = evidence.pod.node_name if evidence.pod else None
     return None not in (here, other.node_name) and other.node_name != here
 
@@ -264,12 +276,14 @@ def obeyed_sigterm(pod: PodView) -> bool:
     return is_told and not (pod.deleted or pod.evicted)
 
 
-def evidence_of(pod: PodView) -> Evidence:
-    """Return the facts of a failed pod."""
-    return _evidence(pod, pod.report or _NO_REPORT, pod.exit_code)
+def evidence_of(pod: PodView) -> PodEvidence:
+    """Return the facts of a pod that failed, or whose container cannot start."""
+    if pod.waiting and pod.state == "pending" and not pod.deleting:
+        return PodEvidence(pod.node_rank, pod, reason=pod.waiting[0], message=pod.waiting_text)
+    return PodEvidence(pod.node_rank, pod, pod.report or _NO_REPORT, pod.exit_code, pod.reason, pod.message)
 
 
-def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | None:
+def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> PodEvidence | None:
     """Return the facts that a pod which lost a peer reports about the pod that failed first; None if it names none.
 
     pods: those of the attempt by node_rank. What a pod that has ended shows itself is not replaced.
@@ -280,10 +294,10 @@ def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | 
     named = pods.get(root.node)
     if named is None or named.ended:
         return None
-    return _evidence(named, replace(root, cause="own"), root.code)
+    return replace(evidence_of(named), report=replace(root, cause="own"), exit_code=root.code)
 
 
-def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> Evidence | None:
+def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping[int, PodView]) -> PodEvidence | None:
     """Return the facts of the node that first ended with exit code 0, if a node lost a peer and none failed by itself.
 
     peer: the root cause. pods: those of the attempt by node_rank; a pod that no longer exists ended first.
@@ -292,33 +306,11 @@ def evidence_of_early_end(peer: PodView, succeeded: Iterable[int], pods: Mapping
         return None
     first = min(nodes, key=lambda node: (pods[node].finished_at or "" if node in pods else "", node))
     message = f"its script ended with exit code 0, and {peer.where} then lost a peer"
-    report = EndReport(kind=EXITED_EARLY, exception=EXITED_EARLY, message=message)
-    return Evidence(first, "own", pod=pods.get(first), report=report, exit_code=0)
-
-
-def _evidence(pod: PodView, report: EndReport, exit_code: int | None) -> Evidence:
-    return Evidence(
-        node_rank=pod.node_rank,
-        whose=_whose(pod, report, exit_code),
-        pod=pod,
-        report=report,
-        evicted=pod.evicted,
-        deleted=pod.deleted,
-        disruption=pod.disruption,
-        node_lost=is_on_lost_node(pod),
-        node_shutdown=pod.evicted and pod.reason in _SHUTDOWN,
-        exit_code=exit_code,
-        signal=_signal(pod, report, exit_code),
-        not_started=_could_not_start(pod, exit_code),
-        reason=pod.reason,
-        message=pod.message,
-    )
-
-
-def evidence_of_waiting(pod: PodView) -> Evidence:
-    """Return the facts of a pod whose container cannot start."""
-    reason = pod.waiting[0] if pod.waiting else ""
-    return Evidence(pod.node_rank, "own", pod=pod, reason=reason, message=pod.waiting_text)
+    report = EndReport(cause="own", kind=EXITED_EARLY, exception=EXITED_EARLY, message=message)
+    pod = pods.get(first)
+    if pod is not None:  # what happened to it or its Kubernetes node later is not the cause
+        pod = replace(pod, evicted=False, disruption="", unready_since=None, reason="")
+    return PodEvidence(first, pod, report, exit_code=0)
 
 
 def is_refused(pod: PodView) -> bool:
@@ -332,7 +324,7 @@ def is_refused(pod: PodView) -> bool:
     return reason in REFUSALS and not message.startswith(FAILED_TO_SYNC)
 
 
-def may_have_waited(evidence: Evidence) -> bool:
+def may_have_waited(evidence: PodEvidence) -> bool:
     """Return whether a failure before all pods ran may only show that the peers did not come.
 
     Without a report, a program that ended in the first minute probably did not get as far as its rendezvous.
@@ -356,12 +348,3 @@ def signal_name(number: int) -> str:
         return signals.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _signal(pod: PodView, report: EndReport, exit_code: int | None) -> int | None:
-    """Return the signal that ended the trainer: the report's, the container's, n of exit code 128 + n, or a rank's."""
-    if number := report.signal or pod.signal:
-        return number
-    if exit_code is not None and SIGNAL_BASE < exit_code < SIGNAL_BASE + signals.NSIG:
-        return exit_code - SIGNAL_BASE
-    return pod.logged.signal if pod.logged is not None and report is _NO_REPORT else None

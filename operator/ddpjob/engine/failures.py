@@ -28,7 +28,7 @@ from ddpjob.engine.evidence import (
     INVALID_IMAGE,
     OOM_KILLED,
     START_SECONDS,
-    Evidence,
+    PodEvidence,
 )
 from ddpjob.engine.raised import DEVICE_FAILED, has_failed_device, is_of_program, text_of
 
@@ -82,8 +82,8 @@ class Judgement:
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
     provisional: the restart no longer counts if a Kubernetes node of the attempt is found lost within 120 s.
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
-    hint, next: the usual cause and what to do, unless the trainer's report says more (``from_program``). In a row
-        {logs} is the command that shows the log, {pod} and {node} are names.
+    hint, next: the usual cause and what to do, by default to look at the log, unless the trainer's report says more
+        (``from_program``). In a row {logs} is the command that shows the log, {pod} and {node} are names.
     local: next in local mode, which has neither Kubernetes nodes nor images; empty if it is the same.
     texts: of errors, with their own hint and next, which go before those of the row; not where ``local`` applies.
     message, evidence, stall: of one failure; stall if a deadline of the operator ended the attempt, else evidence.
@@ -91,19 +91,19 @@ class Judgement:
 
     reason: str
     when: str = ""
-    matches: Callable[[Evidence, Context], bool] = lambda evidence, context: False
+    matches: Callable[[PodEvidence, Context], bool] = lambda evidence, context: False
     action: Action = "Restart"
     counted: bool = True
     planned: bool = False
     provisional: bool = False
     node_suspected: bool = False
     hint: str = ""
-    next: str = ""
+    next: str = "{logs}"
     from_program: tuple[str, ...] = ()
     local: str = ""
     texts: Sequence[Row] = ()
     message: str = ""
-    evidence: Evidence | None = None
+    evidence: PodEvidence | None = None
     stall: Stall | None = None
 
     @property
@@ -117,12 +117,12 @@ class Judgement:
         return self.planned and not self.counted
 
 
-def _reports(code: int) -> Callable[[Evidence, Context], bool]:
+def _reports(code: int) -> Callable[[PodEvidence, Context], bool]:
     """Match an exit code in a report. In a container's status it means nothing: other programs use it otherwise."""
     return lambda e, _: e.report.code == code
 
 
-def _repeats(e: Evidence, context: Context) -> bool:
+def _repeats(e: PodEvidence, context: Context) -> bool:
     """Whether the program failed at the same place in the attempt before.
 
     Of a program that is proved, also at the same step. The last report of a program that reports each 100th step says
@@ -136,7 +136,7 @@ def _repeats(e: Evidence, context: Context) -> bool:
     return not context.is_proved or (e.report.exact and bool(e.report.step) and e.report.step == before.step)
 
 
-def _is_deterministic(e: Evidence, context: Context) -> bool:
+def _is_deterministic(e: PodEvidence, context: Context) -> bool:
     if not _repeats(e, context):
         return False
     nodes = {e.pod.node_name if e.pod else None, context.earlier[-1].node_name}
@@ -391,7 +391,6 @@ TABLE: tuple[Judgement, ...] = (
         node_suspected=True,
         texts=ROWS,
         hint="the error follows from the code or the data, or the Kubernetes node computes wrong values",
-        next="{logs}",
     ),
     Judgement(
         EXITED_EARLY,
@@ -400,7 +399,6 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.report.kind == EXITED_EARLY,
         provisional=True,
         hint="its script makes fewer steps than the others, or the program or a library called exit",
-        next="{logs}",
     ),
     Judgement(
         "",
@@ -408,7 +406,6 @@ TABLE: tuple[Judgement, ...] = (
         _reports(exit_codes.HANG),
         node_suspected=True,
         hint="a rank or the network stopped; the report names the collective and the ranks that are missing",
-        next="{logs}",
     ),
     Judgement(
         "",
@@ -440,7 +437,6 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.whose == "peer",
         provisional=True,
         hint="another node, or the network to it, failed without a report",
-        next="{logs}",
     ),
     Judgement(
         COLLECTIVE_TIMEOUT,
@@ -458,7 +454,6 @@ TABLE: tuple[Judgement, ...] = (
         node_suspected=True,
         texts=ROWS,
         hint="native code or another process ended the program with this signal",
-        next="{logs}",
     ),
     Judgement(
         "",
@@ -466,7 +461,6 @@ TABLE: tuple[Judgement, ...] = (
         lambda e, _: e.exit_code is not None,
         texts=ROWS,
         hint="the program ended with an error",
-        next="{logs}",
     ),
     Judgement(
         "",
@@ -483,12 +477,10 @@ OF_DEADLINES: Mapping[str, Judgement] = {
         Judgement(
             "StartupDeadlineExceeded",
             hint="loading data or the rendezvous takes longer than expected, or a rank hangs",
-            next="{logs}",
         ),
         Judgement(
             "ProgressDeadlineExceeded",
             hint="a rank, the data loader or the network stopped without an error",
-            next="{logs}",
         ),
         Judgement(
             COMPLETION_EXCEEDED,

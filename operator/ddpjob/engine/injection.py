@@ -24,10 +24,11 @@ PYTHON_OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 WRAPPERS = frozenset(
     {
         *("env", "exec", "nice", "ionice", "chrt", "taskset", "numactl", "time", "timeout", "stdbuf", "setsid", "gosu"),
-        *("tini", "dumb-init", "catchsegv", "nsys", "ncu", "py-spy", "strace", "uv", "poetry", "conda", "pixi", "run"),
+        *("tini", "dumb-init", "catchsegv", "nsys", "ncu", "py-spy", "strace", "uv", "poetry", "conda", "pixi"),
+        *("run", "profile"),
     }
 )
-"""Programs that start the program that follows their options."""
+"""Programs that start the program that follows their options, and words between the two."""
 _USER = 1000  # of the launcher's image
 
 
@@ -64,10 +65,8 @@ def launched(words: Sequence[str], program: str | None) -> list[str] | None:
 
     words: the command and its arguments. program: the path of ``ddprun``; without one it is found on PATH.
     """
-    place = 0
-    if words and PurePosixPath(words[0]).name in WRAPPERS:
-        place = _place_of_program(words)
-    if not words or not _is_program(words[place]) or _runs_a_script(words[:place]):
+    place = program_at(words)
+    if place is None or not _is_known(words[place]):
         return None
     before, first, rest = list(words[:place]), words[place], list(words[place + 1 :])
     if not PYTHON.fullmatch(PurePosixPath(first).name):
@@ -85,33 +84,23 @@ def launched(words: Sequence[str], program: str | None) -> list[str] | None:
     return [*before, first, *rest[:options], *([program] if program else ["-m", "ddprun"]), *arguments]
 
 
-def _place_of_program(words: Sequence[str]) -> int:
-    """Return the index of the program below the wrapper; 0 if there is none.
+def program_at(words: Sequence[str]) -> int | None:
+    """Return the index of the program that a command runs, perhaps below ``WRAPPERS``; None if it names none.
 
-    A name behind an option without ``=`` is its value if the program follows: ``nsys profile -o torchrun torchrun``.
+    A word behind an option is its value, unless it is Python or a program that ``ddprun`` replaces.
     """
-    script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
-    found = [n for n, word in enumerate(words) if _is_program(word)]
-    surely = (n for n in found if n < script and (words[n - 1] == "--" or not words[n - 1].startswith("-")))
-    return next(surely, found[0] if found else 0)
+    for index, word in enumerate(words):
+        behind = words[index - 1] if index else "--"
+        is_value = behind.startswith("-") and behind != "--" and not _is_known(word)
+        is_other = word.startswith("-") or "=" in word or word[:1].isdecimal() or is_value
+        if not is_other and PurePosixPath(word).name not in WRAPPERS:
+            return index
+    return None
 
 
-def _is_program(word: str) -> bool:
+def _is_known(word: str) -> bool:
     name = PurePosixPath(word).name
     return name in REPLACED or PYTHON.fullmatch(name) is not None
-
-
-def _runs_a_script(words: Sequence[str]) -> bool:
-    """Return whether a script precedes the program among these words; what it does with the program is unknown."""
-    pairs = zip(("", *words), words, strict=False)
-    return any(
-        ("/" in word or word.endswith(".sh"))
-        and PurePosixPath(word).name not in WRAPPERS
-        and not word.startswith("-")
-        and "=" not in word
-        and (before == "--" or not before.startswith("-"))
-        for before, word in pairs
-    )
 
 
 def python_options(words: Sequence[str]) -> int:

@@ -61,11 +61,3 @@ def fold(in_place: InPlace, report: TrainingReport | EndReport) -> InPlace:
     if life == (in_place.life or 1) and failures == list(in_place.failures or ()):
         return in_place
     return in_place.changed(life=life, failures=failures or None)
-
-
-def newly_recovered(before: InPlace | None, now: InPlace | None) -> list[LifeFailure]:
-    """Return the failures after which the next life has made its first step, as far as ``before`` does not have it."""
-    if now is None or now is before:
-        return []
-    known = {f.life for f in (before.failures if before else None) or () if f.recovery_milliseconds is not None}
-    return [f for f in now.failures or () if f.recovery_milliseconds is not None and f.life not in known]

@@ -13,7 +13,7 @@ from ddpjob.api.restarts import RestartRule
 from ddpjob.api.status import Failure
 from ddpjob.api.text import attributed, shorten
 from ddpjob.engine.advice import DESCRIBE_NODE, advice
-from ddpjob.engine.evidence import OOM_KILLED, Evidence, signal_name
+from ddpjob.engine.evidence import OOM_KILLED, PodEvidence, signal_name
 from ddpjob.engine.failures import (
     DESCRIBE_POD,
     OF_DEADLINES,
@@ -34,7 +34,7 @@ _OF_THE_NODE, _OF_ALL_NODES = (
 )
 
 
-def judge(evidence: Evidence, context: Context, logs: str) -> Judgement:
+def judge(evidence: PodEvidence, context: Context, logs: str) -> Judgement:
     """Return what follows from these facts. logs: the command that shows the log of the node."""
     row = next(row for row in TABLE if row.matches(evidence, context))
     hint, todo = row.hint, (row.local if context.is_local else "") or row.next
@@ -105,13 +105,13 @@ def _matches(rule: RestartRule, judgement: Judgement) -> bool:
     return (code in rule.on_exit_codes.values) == (rule.on_exit_codes.operator == "In")
 
 
-def _error(e: Evidence) -> str:
+def _error(e: PodEvidence) -> str:
     if e.facts.exception is not None:
         return f"{e.facts.exception}: {text_of(e)}"
     return text_of(e) or e.message or (e.logged.last_line if e.logged is not None else "")
 
 
-def _may_be_of_node(row: Judgement, evidence: Evidence, context: Context) -> bool:
+def _may_be_of_node(row: Judgement, evidence: PodEvidence, context: Context) -> bool:
     """Return whether another Kubernetes node may start the job.
 
     A node without a driver ends pods at once, so it always has room: each new job of the cluster would fail there.
@@ -121,7 +121,7 @@ def _may_be_of_node(row: Judgement, evidence: Evidence, context: Context) -> boo
 
 def suspects_at_start(failure: Failure) -> bool:
     """Return whether the row of a failure suspects the Kubernetes node of a job that has never trained."""
-    reported = Evidence(0, "own", report=EndReport(code=failure.exit_code))
+    reported = PodEvidence(0, report=EndReport(code=failure.exit_code))
     rows = [row for row in TABLE if row.action == "FailAtStart" and row.node_suspected]
     return any(failure.reason == row.reason or row.matches(reported, Context()) for row in rows)
 
@@ -172,7 +172,7 @@ def _with_log_text(judgement: Judgement) -> str:
     return f"{judgement.message}: {shorten(text, _MAX_LAST_LINE)}" if text else judgement.message
 
 
-def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
+def _reason_and_message(e: PodEvidence, row: Judgement) -> tuple[str, str]:
     if e.pod is None:
         return "PodLost", f"the pod of node_rank {e.node_rank} is gone: it was deleted, or its node was removed"
     if e.deleted or e.node_lost:
@@ -199,13 +199,7 @@ def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
     return reason, f"{e.where} ended with exit code {e.exit_code}{_kubelet_message(e)}"
 
 
-def place_first(failure: Failure) -> str:
-    """Return the message of a failure with the place in the user's code before the pod."""
-    who, is_found, what = failure.message.partition(f", {failure.where}: ")
-    return f"{failure.where}: {what} ({who})" if is_found else failure.message
-
-
-def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:
+def _reported(e: PodEvidence, row: Judgement) -> tuple[str, str]:
     exception = e.report.exception or e.report.kind or "Error"
     place = _place(rank=e.report.rank, step=e.report.step, where=e.report.where)
     reason = row.reason or e.report.kind or exception
@@ -215,7 +209,7 @@ def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:
     return camel_case(reason), f"{e.where}{place}: {text}"
 
 
-def _logged(e: Evidence, logged: LogFailure, row: Judgement) -> tuple[str, str]:
+def _logged(e: PodEvidence, logged: LogFailure, row: Judgement) -> tuple[str, str]:
     """Return reason and message of a failure that only the log shows; the text of the log is added where it may be."""
     place = f"{e.where}{_place(rank=logged.rank, where=logged.where)}"
     if e.signal is not None and e.whose != "peer":
@@ -234,11 +228,11 @@ def _place(**details: object) -> str:
     )
 
 
-def _kubelet_message(e: Evidence) -> str:
+def _kubelet_message(e: PodEvidence) -> str:
     return f": {e.message.strip()}" if e.message.strip() else ""
 
 
-def _command(text: str, logs: str, e: Evidence) -> str:
+def _command(text: str, logs: str, e: PodEvidence) -> str:
     pod, node = (e.pod.name, e.pod.node_name) if e.pod else (None, None)
     return text.format(logs=logs, pod=pod or "POD", node=node or "NODE", namespace="NAMESPACE")
 

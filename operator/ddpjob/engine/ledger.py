@@ -11,13 +11,11 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from ddpjob.api.pod_view import PodView
-from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import RUNNING, DDPJobStatus, PauseStatus, Progress
 from ddpjob.api.time_spent import TIME_CATEGORIES, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.decision import Decision
-from ddpjob.engine.inplace import newly_recovered, spent
 from ddpjob.engine.progress import reports_itself, saved_for
 from ddpjob.engine.state import JobState
 
@@ -48,14 +46,10 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
     if s.before.pause is None and after.pause is not None and current in _TRAINS:
         _take_out(spans, totals, "stalled", _seconds_of(after.pause, end))
         current = "stalled"
-    elif s.before.pause is not None and after.pause is None:
-        worked = min(_seconds_since(s.before.pause, s), spans["stalled"])
-        spans["stalled"] -= worked
-        spans["training"] += worked
-        current = "training" if current == "stalled" else current
+    elif after.pause is None and current == "stalled":
+        current = "training"
     _take_out(spans, totals, "saving", _newly_saved(s))
     _take_out(spans, totals, "recovering", _newly_recovered(s))
-    _count_lost(spans, _share_lost(s, before.furthest_step))
     for category, seconds in spans.items():
         totals[category] += seconds
     if (untrained := _seconds_before_first_report(s, after, end)) is not None:
@@ -167,20 +161,16 @@ def _ran(s: JobState, after: DDPJobStatus, end: int) -> int | None:
 
 
 def _stepped(s: JobState, end: int) -> int | None:
-    """Return when the attempt made its first step by ``end``, from the number and the speed of its steps; or None.
-
-    If only a later life of the attempt was seen, the steps since the attempt began and its earlier recoveries count.
-    """
+    """Return when the attempt made its first step by ``end``, from the number and the speed of its steps; or None."""
     report = s.report
-    if report is None or not report.step or report.step <= (resumed := _resumed_step(s, report)):
+    if report is None or not report.step:
         return None
-    rate, recovered = report.steps_per_second, 0.0
-    if s.attempt.first_step_time is None and spent(s.in_place):
-        saved = s.before.checkpoint.step if s.before.checkpoint else None
-        resumed = min(saved or 0, max(resumed, 0))
-        recovered = sum(life.recovery_milliseconds or 0 for life in report.lives or ()) / 1000
-    if resumed >= 0 and rate is not None and rate > 0:
-        seconds = (report.step - resumed) / rate + (saved_for(report) or 0) + recovered
+    resumed = (report.resumed_from.step or 0) if report.resumed_from else 0
+    if report.step <= resumed:
+        return None
+    rate = report.steps_per_second
+    if rate is not None and rate > 0 and (report.resumed_from or s.attempt.number == 1):
+        seconds = (report.step - resumed) / rate + (saved_for(report) or 0)
         if seconds < end:
             return end - int(seconds)
     return end if s.current[0].state == "running" else 0  # 0: as soon as the pods ran
@@ -203,47 +193,12 @@ def _end_of(s: JobState, pods: Iterable[PodView], choose: Callable[[Iterable[int
 
 def _take_out(spans: dict[str, int], totals: dict[str, int], category: str, seconds: int) -> None:
     """Move seconds from the training to a category: from that since the last write, and if necessary before."""
-    for counts, source in ((spans, "training"), (spans, "lost"), (totals, "training")) if seconds else ():
+    sources = ((spans, "stalled"), (spans, "training"), (spans, "lost"), (totals, "training"))
+    for counts, source in sources if seconds else ():
         moved = min(seconds, counts[source])
         counts[source] -= moved
         totals[category] += moved
         seconds -= moved
-
-
-def _count_lost(spans: dict[str, int], share: float | None) -> None:
-    """Count this share of the training since the last write as lost; None: the recorded category is right."""
-    if share is not None:
-        trained = spans["training"] + spans["lost"]
-        spans["lost"] = round(trained * share)
-        spans["training"] = trained - spans["lost"]
-
-
-def _share_lost(s: JobState, furthest: int | None) -> float | None:
-    """Return the share of the steps since the last report that had been trained before; None if it is not known."""
-    report, step = s.report, _reported_step(s)
-    if report is None or step is None or not 0 <= (first := _step_before(s, report, step)) < step:
-        return None
-    return min(max((furthest or 0) - first, 0) / (step - first), 1.0)
-
-
-def _step_before(s: JobState, report: TrainingReport, step: int) -> int:
-    """Return the step after which the steps since the last report began; -1 if it is not known."""
-    known = s.before.progress.step if s.before.progress else None
-    goes_on = s.attempt.first_step_time is not None and not newly_recovered(s.attempt.in_place, s.in_place)
-    return known if goes_on and known is not None and known <= step else _resumed_step(s, report)
-
-
-def _resumed_step(s: JobState, report: TrainingReport) -> int:
-    """Return the step from which the attempt, or its life, resumed; -1 if it is not known.
-
-    A script does not report it: then its newest checkpoint counts.
-    """
-    if report.resumed_from is not None:
-        return report.resumed_from.step or 0
-    if s.attempt.number == 1 and not spent(s.in_place):
-        return 0
-    saved = s.before.checkpoint.step if s.before.checkpoint else None
-    return saved if saved is not None and saved <= (report.step or 0) else -1
 
 
 def _reported_step(s: JobState) -> int | None:
@@ -260,13 +215,6 @@ def _seconds_of(pause: PauseStatus, end: int) -> int:
     return max(int(end - _second(pause.since) - _USUAL_STEPS * (pause.median or 0)), 0)
 
 
-def _seconds_since(pause: PauseStatus, s: JobState) -> int:
-    """Return how long the program has worked since a pause ended, by the steps that it reports."""
-    known = s.before.progress.step if s.before.progress else None
-    steps = max(((s.report.step if s.report else None) or 0) - (known or 0), 0)
-    return int(steps * (pause.median or 0)) + _newly_saved(s) + _newly_recovered(s)
-
-
 def _newly_saved(s: JobState) -> int:
     saved = saved_for(s.report) if s.report is not None else None
     known = s.before.progress.saving_seconds if s.before.progress else None
@@ -274,8 +222,10 @@ def _newly_saved(s: JobState) -> int:
 
 
 def _newly_recovered(s: JobState) -> int:
-    recovered = newly_recovered(s.attempt.in_place, s.in_place)
-    return round(sum(failure.recovery_milliseconds or 0 for failure in recovered) / 1000)
+    """Return the seconds of the recoveries in place that the status does not have yet."""
+    before, now = ((each.failures if each else None) or () for each in (s.attempt.in_place, s.in_place))
+    known = {failure.life for failure in before if failure.recovery_milliseconds is not None}
+    return round(sum(failure.recovery_milliseconds or 0 for failure in now if failure.life not in known) / 1000)
 
 
 def _seconds_before_first_report(s: JobState, after: DDPJobStatus, end: int) -> int | None:

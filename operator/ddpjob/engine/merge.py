@@ -21,9 +21,9 @@ MERGE_KEYS: Mapping[str, str] = {
 }
 # Lists to which the elements of the overlay are added.
 APPENDED = frozenset({"tolerations", "envFrom"})
-# The same lists as ``template_faults`` checks them: the field, and whether it is optional.
-_POD_LISTS = {"volumes": ("name", False), "imagePullSecrets": ("name", True)}
-_CONTAINER_LISTS = {"volumeMounts": ("mountPath", False), "ports": ("name", True), "envFrom": ("name", True)}
+# Those of these lists that the CRD does not declare, and the lists whose elements need no key.
+_OPEN_LISTS = ("volumes", "imagePullSecrets", "volumeMounts", "ports", "envFrom")
+_OPTIONAL = frozenset({"imagePullSecrets", "ports", "envFrom"})
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> Json:
@@ -70,34 +70,24 @@ def template_faults(template: Mapping[str, Any]) -> list[str]:
 
     The CRD does not declare these fields, because a cluster may have fields that this version does not know.
     """
-    return list(_of_pod(template.get("spec") or {}, "spec.template.spec"))
-
-
-def _of_pod(spec: Mapping[str, Any], path: str) -> Iterator[str]:
-    yield from _of_object(spec, "securityContext", path)
-    for field, (name, optional) in _POD_LISTS.items():
-        yield from _of_list(spec.get(field), f"{path}.{field}", name, optional=optional)
+    spec, root = template.get("spec") or {}, "spec.template.spec"
+    parts = [(root, spec)]
     for kind in ("containers", "initContainers"):
-        for index, container in enumerate(spec.get(kind) or ()):
-            place = f"{path}.{kind}[{index}]"
-            yield from _of_object(container, "securityContext", place)
-            for field, (name, optional) in _CONTAINER_LISTS.items():
-                yield from _of_list(container.get(field), f"{place}.{field}", name, optional=optional)
+        parts += [(f"{root}.{kind}[{index}]", each) for index, each in enumerate(spec.get(kind) or ())]
+    return [fault for path, part in parts for fault in _faults(part, path)]
 
 
-def _of_object(parent: Mapping[str, Any], field: str, path: str) -> Iterator[str]:
-    if not isinstance(parent.get(field) or {}, Mapping):
-        yield f"{path}.{field}: must be an object"
-
-
-def _of_list(value: Any, path: str, name: str, *, optional: bool) -> Iterator[str]:
-    if value is None:
-        return
-    if not isinstance(value, list):
-        yield f"{path}: must be a list"
-        return
-    for index, item in enumerate(value):
-        if not isinstance(item, Mapping):
-            yield f"{path}[{index}]: must be an object"
-        elif not (isinstance(item.get(name), str) or (optional and name not in item)):
-            yield f"{path}[{index}].{name}: must be a string"
+def _faults(part: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the faults of a pod or container."""
+    if not isinstance(part.get("securityContext") or {}, Mapping):
+        yield f"{path}.securityContext: must be an object"
+    for field in _OPEN_LISTS:
+        key, given = MERGE_KEYS.get(field, "name"), part.get(field)
+        if given is not None and not isinstance(given, list):
+            yield f"{path}.{field}: must be a list"
+            continue
+        for index, item in enumerate(given or ()):
+            if not isinstance(item, Mapping):
+                yield f"{path}.{field}[{index}]: must be an object"
+            elif not isinstance(item.get(key, "" if field in _OPTIONAL else None), str):
+                yield f"{path}.{field}[{index}].{key}: must be a string"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job, overridden_fields
-from ddpjob.engine.injection import PROGRAM, PYTHON, WRAPPERS, launched, python_options
+from ddpjob.engine.injection import PROGRAM, PYTHON, WRAPPERS, launched
 
 LAUNCHERS = frozenset(
     {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
@@ -58,7 +58,7 @@ def launch_warning(job: Job) -> str | None:
     The entrypoint of an image, a shell script and a command that contains ``$(VAR)`` cannot be judged.
     """
     words = trainer_command(job)
-    if job.nproc_per_node == 1 or not words or any("$(" in word for word in words) or not _is_unlaunched(iter(words)):
+    if job.nproc_per_node == 1 or not words or any("$(" in word for word in words) or not _is_unlaunched(words):
         return None
     command = shorten(" ".join(words[:3]), _MAX_COMMAND)
     return (
@@ -89,26 +89,17 @@ def trainer_command(job: Job) -> list[str]:
     return [*command, *(args or ())] if command else []
 
 
-def _is_unlaunched(words: Iterator[str]) -> bool:
-    """Return whether the first program of a command is neither a launcher nor something that cannot be judged."""
-    for word in words:
-        program = PurePosixPath(word).name
-        if program in LAUNCHERS or program in SHELLS or program.endswith(".sh"):
-            return False
-        if PYTHON.fullmatch(program):
-            return _is_plain_python([*words])
-        if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
-            return True
-    return False
+def _is_unlaunched(words: Sequence[str]) -> bool:
+    """Return whether a command has a program or script before its arguments, and none that may start several processes.
 
-
-def _is_plain_python(words: Sequence[str]) -> bool:
-    """Return whether Python runs a script or module that is no launcher; ``words``: what follows the interpreter."""
-    match words[python_options(words) :]:
-        case ["-m", *module]:
-            return not LAUNCHER_MODULES.issuperset(module[:1])
-        case [] | ["-c" | "-", *_]:
-            return False
-        case [path, *_]:
-            return PurePosixPath(path).name not in LAUNCHERS
-    return False
+    What follows a script of Python are its arguments. The code of ``python -c`` cannot be judged.
+    """
+    script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
+    names = {PurePosixPath(word).name: word for word in words[: script + 1]}
+    has_code = any(map(PYTHON.fullmatch, names)) and not {"-c", "-"}.isdisjoint(names)
+    if has_code or not (LAUNCHERS | LAUNCHER_MODULES | SHELLS).isdisjoint(names):
+        return False
+    if any(name.endswith(".sh") for name in names):
+        return False
+    others = (name for name in names if name not in WRAPPERS and not PYTHON.fullmatch(name))
+    return any(not (name.startswith("-") or "=" in names[name] or name.isdecimal()) for name in others)

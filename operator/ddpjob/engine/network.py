@@ -1,11 +1,13 @@
 """The Service and the NetworkPolicy of a job, which all its attempts use, and what restores them after an edit."""
 
+from copy import deepcopy
+from dataclasses import replace
 from functools import lru_cache
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
-from ddpjob.engine.desired import Job, job_labels, owner_reference
+from ddpjob.engine.desired import Job, owned_object
 from ddpjob.engine.template import render
 
 _SERVICES = 1024  # as many jobs are planned again without a rendered template
@@ -13,25 +15,14 @@ _SERVICES = 1024  # as many jobs are planned again without a rendered template
 
 def desired_service(job: Job, *, after_first: bool = False) -> Create:
     """Return the headless Service of the job, which all its attempts use."""
-    body = render(
-        "service.yaml.j2",
-        service=job.service,
-        namespace=job.namespace,
-        labels=job_labels(job),
-        owners=[owner_reference(job)],
-        selector={names.LABEL_JOB_UID: job.uid},
-        port=job.spec.rendezvous.port,
-    )
-    return Create(names.SERVICES, job.service, body, after_first=after_first)
+    spec = deepcopy(_service_spec(job.uid, job.spec.rendezvous.port))
+    return replace(owned_object(job, names.SERVICES, job.service, spec), after_first=after_first)
 
 
 @lru_cache(_SERVICES)
 def _service_spec(uid: str, port: int) -> Json:
     """Return the spec of a job's Service, for comparison in each plan; it must not be changed."""
-    selector = {names.LABEL_JOB_UID: uid}
-    body = render("service.yaml.j2", service="", namespace="", labels={}, owners=[], selector=selector, port=port)
-    spec: Json = body["spec"]
-    return spec
+    return render("service.yaml.j2", selector={names.LABEL_JOB_UID: uid}, port=port)
 
 
 def service_change(job: Job, service: Json) -> Change | None:
@@ -57,18 +48,14 @@ def desired_policy(job: Job, settings: EngineSettings) -> Create | None:
     """Return the NetworkPolicy of the job, which all its attempts use, or None if the spec asks for none."""
     if job.spec.network_policy is None:
         return None
-    body = render(
+    spec = render(
         "networkpolicy.yaml.j2",
-        policy=job.service,
-        namespace=job.namespace,
-        labels=job_labels(job),
-        owners=[owner_reference(job)],
         pods={"matchLabels": {names.LABEL_JOB_UID: job.uid}},
         operator_namespace=settings.pod_namespace,
         operator_pods={"matchLabels": dict(settings.pod_labels)} if settings.pod_labels else {},
         progress_port=job.spec.rendezvous.progress_port,
     )
-    return Create(names.NETWORK_POLICIES, job.service, body)
+    return owned_object(job, names.NETWORK_POLICIES, job.service, spec)
 
 
 def policy_change(job: Job, policy: Json, settings: EngineSettings) -> Change | Delete | None:

@@ -71,8 +71,6 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
         if pod.waiting:
             todo = f"; {_LAUNCHER_ADVICE}" if pod.waiting_init == LAUNCHER else ""
             yield pod.waiting[0], f"{pod.where}: {pod.waiting_text}{todo}"
-    if (partial := guard.obstacle(s, next(_not_placed(s, pods), ("", ""))[1])) is not None:
-        yield partial
     yield from _not_placed(s, pods)
     for pod in pods:
         if (left := _seconds_to_prepare(s, pod)) is not None and left <= 0:
@@ -132,8 +130,7 @@ def scheduling_obstacle(s: JobState) -> Obstacle | None:
     if not without:
         return None
     text = f"{len(without)} of {s.job.nodes} pods have no Kubernetes node yet"
-    refused = next(_not_placed(s, (s.current[r] for r in without if r in s.current)), None)
-    return guard.obstacle(s, refused[1] if refused else "") or refused or ("WaitingForScheduler", text)
+    return next(iter(_not_placed(s, (s.current[r] for r in without if r in s.current))), ("WaitingForScheduler", text))
 
 
 def silence(s: JobState) -> Obstacle | None:
@@ -211,30 +208,25 @@ def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:
     return NO_PROGRESS, f"{restarts} restarts {what}: {todo}, and look for the cause of the failures: {logs_command}"
 
 
-def waits(s: JobState) -> list[float]:
-    """Return the seconds after which further obstacles are shown."""
-    left = [_seconds_to_prepare(s, pod) for pod in s.current.values()]
+def waits(s: JobState) -> list[float | None]:
+    """Return the seconds after which further obstacles are shown; None for never."""
     earlier = _seconds_to_earlier_pods(s) if s.stopping else None
-    return [wait for wait in (*left, _seconds_to_silence(s), earlier) if wait is not None and wait > 0]
+    return [*(_seconds_to_prepare(s, pod) for pod in s.current.values()), _seconds_to_silence(s), earlier]
 
 
-def _gated(s: JobState) -> Iterator[Obstacle]:
-    for pod in s.current.values():
-        if pod.gated and not (pod.ended or pod.deleting):
-            text = (
-                f"{pod.where} has the scheduling gate {names.QUEUE_GATE}: Kueue manages the pods of this namespace. "
-                "The administrator of Kueue adds DDPJob.v1alpha1.ddpjob.dev to integrations.externalFrameworks, and "
-                f"the job gets its queue by the label {names.LABEL_QUEUE}"
-            )
-            yield GATED, text
-            return
-
-
-def _not_placed(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:
-    if (found := gangs.obstacle(s)) is not None:
-        yield found
-    yield from _gated(s)
-    yield from (("Unschedulable", f"{pod.where}: {pod.unschedulable}") for pod in pods if pod.unschedulable is not None)
+def _not_placed(s: JobState, pods: Iterable[PodView]) -> list[Obstacle]:
+    """Return why pods have no Kubernetes node, first what follows if only some of the attempt have one."""
+    found = [] if (of_gang := gangs.obstacle(s)) is None else [of_gang]
+    if gated := next((pod for pod in s.current.values() if pod.gated and not (pod.ended or pod.deleting)), None):
+        text = (
+            f"{gated.where} has the scheduling gate {names.QUEUE_GATE}: Kueue manages the pods of this namespace. "
+            "The administrator of Kueue adds DDPJob.v1alpha1.ddpjob.dev to integrations.externalFrameworks, and "
+            f"the job gets its queue by the label {names.LABEL_QUEUE}"
+        )
+        found.append((GATED, text))
+    found += [("Unschedulable", f"{pod.where}: {pod.unschedulable}") for pod in pods if pod.unschedulable is not None]
+    partial = guard.obstacle(s, found[0][1] if found else "")
+    return found if partial is None else [partial, *found]
 
 
 def _seconds_to_prepare(s: JobState, pod: PodView) -> float | None:

@@ -295,7 +295,8 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     # Deadlines of the attempt before the decision, unless the decision ends it.
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
     if not (decision.begins_attempt or decision.ends_attempt):
-        left += [*obstacles.waits(s), *elastic.waits(s), *guard.waits(s)]
+        waits = (*obstacles.waits(s), *elastic.waits(s), *guard.waits(s))
+        left += [seconds for seconds in waits if seconds is not None and seconds > 0]
         left += [seconds_to_wait(s)] if s.attempt.is_creating and attempt_token(s, s.attempt.number) is None else []
     if decision.kind != "hold":
         until = attempt.ending.until if attempt.ending else None

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 
-from ddpjob.engine.evidence import Evidence
+from ddpjob.engine.evidence import PodEvidence
 
 DEVICE_FAILED = "DeviceFailed"
 """Reason of a failure of a GPU; also the trainer's."""
@@ -42,7 +42,7 @@ _OF_A_SERVICE = re.compile(
 _ANOTHER = re.compile(r"(?:^|Caught |caused by )([\w.]*(?:Error|Exception|Timeout|Interrupt))(?: in |: )")
 
 
-def text_of(e: Evidence) -> str:
+def text_of(e: PodEvidence) -> str:
     """Return the text of the error, from the log or from the report; empty if neither has one."""
     return (e.logged.message if e.logged is not None else e.report.message) or ""
 
@@ -52,14 +52,14 @@ def is_of_a_service(exception: str | None, message: str) -> bool:
     return exception is not None and _OF_A_SERVICE.search(f"{exception}: {message}") is not None
 
 
-def has_failed_device(e: Evidence) -> bool:
+def has_failed_device(e: PodEvidence) -> bool:
     """Return whether a GPU or its driver failed."""
     is_device = e.report.kind == DEVICE_FAILED or (e.facts.exception or "").rpartition(".")[2] == "AcceleratorError"
     is_named = e.facts.exception == "RuntimeError" and _OF_DEVICES.search(text_of(e)) is not None
     return e.whose != "peer" and (is_device or is_named) and _OF_NO_DEVICE.search(text_of(e)) is None
 
 
-def is_of_program(e: Evidence) -> bool:
+def is_of_program(e: PodEvidence) -> bool:
     """Return whether the error is one of the program or its data, and not of its machine, network or storage."""
     raised = {e.facts.exception, *(name.rpartition(".")[2] for name in _ANOTHER.findall(text_of(e)))}
     return (

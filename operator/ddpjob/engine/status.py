@@ -39,7 +39,7 @@ from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
 from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status, slow_status
 from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
-from ddpjob.engine.suspects import avoided, avoided_after, no_other_node_since
+from ddpjob.engine.suspects import NODES_NEEDED, avoided, avoided_after, no_other_node_since
 from ddpjob.engine.token import attempt_token, token_hash
 
 _KEPT_FAILURES = 5
@@ -54,7 +54,9 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     # The nodes of an attempt of another size than the spec's say nothing about the job.
     forgets = decision.begins_attempt or (decision.ends_attempt and elastic.is_resized(s))
     ends = decision.begins_attempt or finishes or decision.kind == "suspend" or decision.reason == EVICTED
-    asked, failures = s.job.spec.restarted_at if decision.begins_attempt else None, before.failures
+    failures, asked = before.failures, None
+    if decision.begins_attempt or decision.reason == RESTART_REQUESTED:
+        asked = s.job.spec.restarted_at
     if decision.failure is not None:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
     reached = _furthest(s, decision)
@@ -90,7 +92,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         furthest=reached,
         failures=failures,
         avoid_nodes=_avoided_nodes(s, decision),
-        restarted_at=decision.restarted_at or asked or before.restarted_at,
+        restarted_at=asked or before.restarted_at,
     )
     # The time is written with other changes only: a job without events is not written for it.
     return s.before if after == s.before else after.changed(time=time_spent(s, decision, after))
@@ -243,7 +245,7 @@ def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
     """Return the avoided nodes. The list stays as it is while an attempt runs, whose pods it describes."""
     if (failure := decision.restarted) is not None:
         nodes = avoided_after(s.before, failure, s.now, has_trained=s.has_trained)
-    elif decision.forgets_nodes:
+    elif decision.reason == NODES_NEEDED:
         nodes = []
     elif decision.begins_attempt:
         nodes = avoided(s.before, s.now)

@@ -22,7 +22,7 @@ from ddpjob.local.pod_process import Machine
 from ddpjob.local.references import References
 from ddpjob.local.session import Session
 from ddpjob.local.state import ENDED, HostPaths, StateFolder, make_private, unusable
-from ddpjob.local.stop import Stop
+from ddpjob.local.stop import StoppableSession
 
 START_SECONDS = 120.0
 LOG = "background.log"
@@ -123,7 +123,7 @@ def _run_detached(order: Order, answer: "_Answer") -> int:
         session = Session(
             admitted=admitted, machine=machine, on_change=running, say=_say, is_new=order.is_new, on_error=report
         )
-        stop = Stop()
+        stop = StoppableSession()
         stop.say = _say
         asyncio.run(stop.run(session))
         return 0

@@ -11,7 +11,7 @@ from ddpjob.local.session import Session
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stop:
+class StoppableSession:
     """Runs a session until it ends or signals stop it. number: the first signal. say: prints one line for the user."""
 
     def __init__(self) -> None:

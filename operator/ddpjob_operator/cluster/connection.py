@@ -7,12 +7,10 @@ renewed exec credentials and proxies in the same way.
 import asyncio
 import contextlib
 import ipaddress
-import logging
 import os
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
@@ -22,11 +20,8 @@ from kubernetes.aio.config.incluster_config import SERVICE_TOKEN_FILENAME
 
 from ddpjob.version import __version__
 
-logger = logging.getLogger(__name__)
-
 USER_AGENT = f"ddpjob-operator/{__version__}"
 LOAD_SECONDS = 30.0  # an exec plugin may call an identity provider
-REFRESH_SECONDS = 60.0
 KEEPALIVE_SECONDS = 60.0  # below the 90 s after which kube-apiserver closes an idle connection
 READ_BUFFER = 2**21  # one watch event may be larger than aiohttp's default buffer
 
@@ -44,7 +39,6 @@ class Connection:
     def __init__(self, kubeconfig: str | None, configuration: Configuration) -> None:
         self._kubeconfig = kubeconfig
         self._configuration = configuration
-        self._refresher: asyncio.Task[None] | None = None
         self._renewal = asyncio.Lock()
         self.generation = 0
 
@@ -64,14 +58,6 @@ class Connection:
     def tls_server_name(self) -> str | None:
         """Return the name expected in the server's certificate if it differs from the host."""
         return self._configuration.tls_server_name
-
-    async def authorization(self) -> str | None:
-        """Return the Authorization header. The official client's hook reads a rotated token again."""
-        configuration = self._configuration
-        header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if header is None and configuration.username:
-            header = configuration.get_basic_auth_token()
-        return header
 
     def session(
         self, limit: int, *, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
@@ -95,21 +81,16 @@ class Connection:
                 await self._load()
                 self.generation += 1
 
-    async def close(self) -> None:
-        """Stop refreshing credentials."""
-        if self._refresher is not None:
-            self._refresher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._refresher
-            self._refresher = None
-
     async def _authorize(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        try:
-            header = await self.authorization()
+        configuration = self._configuration
+        try:  # the official client's hook reads a rotated token again
+            header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         except kubernetes_config.ConfigException as error:  # for example a token file that is just being replaced
             raise aiohttp.ClientError(f"cannot read the credentials: {error}") from error
+        if header is None and configuration.username:
+            header = configuration.get_basic_auth_token()
         if header:
             request.headers["Authorization"] = header
         return await handler(request)
@@ -117,30 +98,19 @@ class Connection:
     async def _load(self) -> None:
         configuration = Configuration()
         path = _kubeconfig_path(self._kubeconfig)
-        await self.close()
         try:
             if path is None:
                 kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
             else:
-                loader = await asyncio.wait_for(
+                await asyncio.wait_for(
                     kubernetes_config.load_kube_config(  # type: ignore[no-untyped-call]
                         config_file=path, client_configuration=configuration, persist_config=False
                     ),
                     LOAD_SECONDS,
                 )
-                self._refresher = asyncio.create_task(self._refresh(loader, configuration))
         except (kubernetes_config.ConfigException, OSError, TimeoutError, ValueError) as error:
             raise ConfigurationError(f"cannot read {path or 'the service account'}: {error}") from error
         self._configuration = configuration
-
-    async def _refresh(self, loader: Any, configuration: Configuration) -> None:
-        """Let the official client renew exec and cloud tokens. After a failure, ``renew`` runs on the next 401."""
-        try:
-            await kubernetes_config.refresh_token(  # type: ignore[no-untyped-call]
-                loader, configuration, interval=REFRESH_SECONDS
-            )
-        except Exception as error:  # a plugin can raise anything
-            logger.debug("credentials are not refreshed in the background: %s", type(error).__name__)
 
 
 def _kubeconfig_path(explicit: str | None) -> str | None:
@@ -162,21 +132,17 @@ def _kubeconfig_path(explicit: str | None) -> str | None:
 
 
 def _environment_proxy(server: str) -> str | None:
-    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY define for a URL."""
-    url = urllib.parse.urlsplit(server)
-    proxies = urllib.request.getproxies()
-    if url.hostname and (urllib.request.proxy_bypass(url.hostname) or _is_in(url.hostname, proxies.get("no", ""))):
-        return None
-    return proxies.get(url.scheme)
+    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY define for a URL.
 
-
-def _is_in(host: str, no_proxy: str) -> bool:
-    """Return whether an address is in one of the networks of NO_PROXY.
-
-    Python compares names only. In a pod the API server has an address, for which clusters usually list its network.
+    Of NO_PROXY Python compares names only. In a pod the API server has an address, for which clusters usually list its
+    network.
     """
-    for name in no_proxy.split(","):
+    url = urllib.parse.urlsplit(server)
+    host, proxies = url.hostname or "", urllib.request.getproxies()
+    if urllib.request.proxy_bypass(host):
+        return None
+    for name in proxies.get("no", "").split(","):
         with contextlib.suppress(ValueError):  # a name
             if ipaddress.ip_address(host) in ipaddress.ip_network(name.strip(), strict=False):
-                return True
-    return False
+                return None
+    return proxies.get(url.scheme)

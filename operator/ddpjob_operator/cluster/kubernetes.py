@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, cast
 
 import aiohttp
-import orjson
+import msgspec
 import yarl
 
 from ddpjob.api import names
@@ -155,9 +155,12 @@ class KubernetesCluster:
         return await self.patch(resource, namespace, f"{name}/status", body)
 
     async def _request(self, verb: str, resource: Resource, *args: str | None, **sent: Any) -> Json:
-        """Return the object or list of a response. args, sent: of ``_send``."""
+        """Return the object or list of a response, without large specs (``job_json``). args, sent: of ``_send``."""
         answer = await self._send(verb, resource, *args, **sent)
-        return decode(answer) if resource is not names.DDPJOBS else _decode_jobs(verb, answer)
+        slim = None
+        if resource is names.DDPJOBS:
+            slim = job_json.read_list(answer) if verb == "list" else job_json.read_job(answer)
+        return decode(answer) if slim is None else slim
 
     async def _send(
         self,
@@ -259,12 +262,6 @@ async def _read_page(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(chunks)
 
 
-def _decode_jobs(verb: str, body: bytes) -> Json:
-    """Return a job or a list of jobs; large specs are not decoded (``job_json``)."""
-    slim = job_json.read_list(body) if verb == "list" else job_json.read_job(body)
-    return decode(body) if slim is None else slim
-
-
 def _pause(error: ClusterError, delay: float | None) -> float | None:
     """Return the seconds until the next try, or None if there is no next try."""
     if delay is None:
@@ -276,10 +273,10 @@ def _pause(error: ClusterError, delay: float | None) -> float | None:
 
 
 def encode(body: Json) -> bytes:
-    """Return an object as JSON. orjson has limits that an API server does not have: 254 levels and 64-bit integers."""
+    """Return an object as JSON. An API server also accepts the text that msgspec refuses: lone surrogates."""
     try:
-        return orjson.dumps(body)
-    except TypeError:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
         return json.dumps(body, allow_nan=False).encode()
 
 
@@ -295,19 +292,10 @@ def decode(body: bytes) -> Json:
 
 
 def _loads(body: bytes) -> Any:
-    """Return the value that ``json.loads`` returns, in less time. Raises ``ValueError``.
-
-    orjson refuses more than 1,024 levels, and returns an integer beyond 64 bits as a float. kopf reads the same jobs
-    with ``json.loads``: an integer in one listing and a float in the next would be a change of the job's template.
-    """
-    if _LONG_NUMBER not in body.translate(_DIGITS_AS_ZEROS):
-        with contextlib.suppress(ValueError):
-            return orjson.loads(body)
+    """Return the value that ``json.loads`` returns, in less time. Raises ``ValueError``."""
+    with contextlib.suppress(msgspec.DecodeError, ValueError):  # lone surrogates, and numbers beyond those of a float
+        return msgspec.json.decode(body)
     return json.loads(body)
-
-
-_DIGITS_AS_ZEROS: Final = bytes(ord("0") if chr(code).isdecimal() else ord(" ") for code in range(256))
-_LONG_NUMBER: Final = b"0" * 19  # every integer with fewer digits fits into 64 bits
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterError:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
@@ -26,7 +25,7 @@ from ddpjob.engine.actions import (
     Problem,
     ProblemReason,
 )
-from ddpjob.engine.claims import adoption, claim_conflict
+from ddpjob.engine.claims import adoption, is_claim_of
 from ddpjob_operator.cluster.base import (
     AlreadyExists,
     Cluster,
@@ -45,7 +44,6 @@ from ddpjob_operator.controller.listing import read_into
 from ddpjob_operator.controller.slots import Slots
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 FAILURES = 8
 """How many creates may fail before it matters that more fail than succeed."""
@@ -104,22 +102,20 @@ class Executor:
         Raises:
             ClusterError: a request got no response, so its effect is unknown.
         """
-        outcome = Outcome()
-        await self._end_all(job["metadata"]["namespace"], plan, outcome.problems)
-        for phase in plan.creates:
-            await self._create_phase(job, phase, outcome, cautious=plan.cautious)
-            if outcome.namespace_gone:
-                logger.info("the namespace is being deleted; nothing is created in it")
-                return Outcome(namespace_gone=True)
-            if outcome.failed_creates:
-                break
-        return outcome
-
-    async def _end_all(self, namespace: str, plan: Plan, problems: list[Problem]) -> None:
-        """Send all deletes and changes concurrently, then raise the first error."""
-        requests = [self._delete(namespace, delete, problems) for delete in plan.deletes]
-        requests += [self._change(namespace, change, problems) for change in plan.changes]
+        outcome, namespace = Outcome(), job["metadata"]["namespace"]
+        requests = [self._delete(namespace, delete, outcome.problems) for delete in plan.deletes]
+        requests += [self._change(namespace, change, outcome.problems) for change in plan.changes]
         _raise_first(await asyncio.gather(*requests, return_exceptions=True))
+        for phase in plan.creates:
+            first = asyncio.Event()
+            for batch in _batches(phase, plan.cautious):
+                await self._create_batch(job, batch, outcome, first)
+                if outcome.namespace_gone:
+                    logger.info("the namespace is being deleted; nothing is created in it")
+                    return Outcome(namespace_gone=True)
+                if outcome.failed_creates:
+                    return outcome
+        return outcome
 
     async def _change(self, namespace: str, change: Change, problems: list[Problem]) -> None:
         patch = self._cluster.patch if change.part == "spec" else self._cluster.patch_status
@@ -195,13 +191,6 @@ class Executor:
             return False
         return bool(found["metadata"]["uid"] == delete.uid)
 
-    async def _create_phase(self, job: Json, phase: Sequence[Create], outcome: Outcome, *, cautious: bool) -> None:
-        first = asyncio.Event()
-        for batch in _batches(phase, cautious):
-            await self._create_batch(job, batch, outcome, first)
-            if outcome.failed_creates or outcome.namespace_gone:
-                break
-
     async def _create_batch(self, job: Json, batch: Sequence[Create], outcome: Outcome, first: asyncio.Event) -> None:
         """Create all objects concurrently, then raise the first error.
 
@@ -227,8 +216,17 @@ class Executor:
 
     async def _create(self, job: Json, create: Create, outcome: Outcome) -> None:
         """Create or adopt one object. What failed is not repeated here: its effect is not known, so it is planned."""
+        meta = job["metadata"]
         try:
-            await self._send_create(job, create, outcome)
+            async with self._slots.take(meta["namespace"], meta["uid"]):
+                if outcome.is_over:
+                    return
+                exists = False
+                try:
+                    found = await self._cluster.create(create.resource, meta["namespace"], create.body)
+                except AlreadyExists:
+                    exists, found = True, await self._existing(meta["namespace"], create)
+            await (self._adopt if exists else self._take)(job, create, found, outcome)
         except (NamespaceTerminating, NotFound):
             outcome.namespace_gone = True
         except (Forbidden, Invalid) as error:
@@ -238,17 +236,11 @@ class Executor:
             outcome.add(CREATE_FAILED, create, f"{create.resource.kind} {create.name} cannot be created: {error}")
             outcome.retry_after = max(outcome.retry_after, error.retry_after)
 
-    async def _send_create(self, job: Json, create: Create, outcome: Outcome) -> None:
-        namespace = job["metadata"]["namespace"]
+    async def _existing(self, namespace: str, create: Create) -> Json:
         try:
-            async with self._slots.take(namespace, job["metadata"]["uid"]):
-                if outcome.is_over:
-                    return
-                created = await self._cluster.create(create.resource, namespace, create.body)
-        except AlreadyExists:
-            await self._adopt(job, create, outcome)
-            return
-        await self._take(job, create, created, outcome)
+            return await self._cluster.get(create.resource, namespace, create.name)
+        except NotFound:
+            return {"metadata": {"deletionTimestamp": ""}}
 
     async def _take(self, job: Json, create: Create, found: Json, outcome: Outcome) -> None:
         """Count an object as created. A pod that an admission webhook made unrecognizable is deleted and reported.
@@ -266,32 +258,22 @@ class Executor:
         text = f"an admission webhook changed {field} of Pod {create.name}, which the operator needs as it is{left}"
         outcome.add("CreateRefused", create, f"{text}: exclude the pods of DDPJobs from that webhook")
 
-    async def _adopt(self, job: Json, create: Create, outcome: Outcome) -> None:
+    async def _adopt(self, job: Json, create: Create, found: Json, outcome: Outcome) -> None:
         """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
         meta = job["metadata"]
-        try:
-            async with self._slots.take(meta["namespace"], meta["uid"]):
-                found = await self._cluster.get(create.resource, meta["namespace"], create.name)
-        except NotFound:
-            found = {"metadata": {"deletionTimestamp": ""}}
-        ours = owner_uid(found) == meta["uid"]
         is_collected = create.shared and _of_another_ddpjob(found, meta["uid"])
         is_terminating = "deletionTimestamp" in found["metadata"] or is_collected
         if is_terminating:
             outcome.add(NAME_TERMINATING, create, f"{create.resource.kind} {create.name} is being deleted")
             return
-        message: str | None = (
-            f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob: "
-            f"delete or rename it, or give the DDPJob another name"
-        )
-        if create.shared:
-            message = claim_conflict(found, create.body, meta["name"])
-        if ours or message is None:
+        if owner_uid(found) == meta["uid"] or (create.shared and is_claim_of(found, meta["name"])):
             await self._take(job, create, found, outcome)
-            if create.shared and not ours and (note := adoption(found, job)):
+            if create.shared and (note := adoption(found, job)):
                 self._announce(job, note)
             return
-        outcome.add("NameConflict", create, message)
+        what = f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob"
+        todo = "delete or rename it, name it in checkpoint.claimName" if create.shared else "delete or rename it"
+        outcome.add("NameConflict", create, f"{what}: {todo}, or give the DDPJob another name")
 
 
 def _changed_field(sent: Json, found: Json) -> str | None:
@@ -311,7 +293,7 @@ def _of_another_ddpjob(found: Json, uid: str) -> bool:
     return any(owner.get("kind") == names.DDPJOBS.kind and owner.get("uid") != uid for owner in owners)
 
 
-def _batches(items: Sequence[T], cautious: bool) -> Iterator[Sequence[T]]:
+def _batches(items: Sequence[Create], cautious: bool) -> Iterator[Sequence[Create]]:
     """Yield all items at once, or if ``cautious`` batches of 1, 2, 4, ... items."""
     if not cautious:
         yield items

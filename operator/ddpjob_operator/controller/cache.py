@@ -2,7 +2,7 @@
 
 Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
 wins, and a deleted object stays deleted if an older response arrives later. Of pods it keeps the views, of jobs their
-encoded form (``stored_jobs``), of other objects the fields that plans read.
+encoded form, of other objects the fields that plans read.
 
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
@@ -26,13 +26,13 @@ from ddpjob_operator.controller.entries import (
     end_of,
     entry_of,
     has_lost_label,
-    is_foreign,
     is_same,
+    owning_job,
+    restored,
     verdicts,
     version_number,
 )
 from ddpjob_operator.controller.partial_jobs import PartialJobs
-from ddpjob_operator.controller.stored_jobs import restored
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 MAX_SHARING = 16
@@ -198,8 +198,8 @@ class Cache:
         meta = obj["metadata"]
         uid, place = meta["uid"], (meta["namespace"], meta["name"])
         known = self._objects[resource].get(place)
-        if known is None and resource is names.WORKLOADS and is_foreign(meta):
-            return False
+        if known is None and resource is names.WORKLOADS and owning_job(meta) is None:
+            return False  # of another kind of job
         oldest = known.version + (not same_version) if known is not None else 0
         version = version_number(meta.get("resourceVersion", ""))
         is_deleted = self._is_deleted(uid, version)

@@ -1,5 +1,11 @@
-"""What the cache keeps of each kind of object, and which of its changes matter to a plan."""
+"""What the cache keeps of each kind of object, and which of its changes matter to a plan.
 
+A job is kept encoded, because a decoded spec takes up to 60 times the memory of its JSON: a thousand jobs of a tenant
+must not take the memory of the operator. Metadata that the operator does not use, for example annotations of 256 KiB,
+is left out, and so is the spec of a job whose spec is too large (``cluster.job_json``).
+"""
+
+import zlib
 from collections.abc import Mapping
 from sys import intern
 from typing import Any, NamedTuple
@@ -9,13 +15,14 @@ from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.text import shorten
-from ddpjob_operator.cluster.kubernetes import encode
-from ddpjob_operator.controller.stored_jobs import stored
+from ddpjob_operator.cluster import job_json
+from ddpjob_operator.cluster.kubernetes import decode, encode
 
 MAX_CONDITIONS = 16  # of a PodGroup
 MAX_TEXT = 1024  # of each of their messages
 MAX_SPEC_BYTES = 16 * 1024
 """Of the spec of a Service, policy or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
+_LONG_BYTES = 4096  # a longer spec of a job is compressed
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 _SPEC: Mapping[Resource, tuple[str, ...]] = {
     names.SERVICES: ("type", "clusterIP", "selector", "ports", "publishNotReadyAddresses"),
@@ -42,13 +49,53 @@ class Entry(NamedTuple):
     value: Any
 
 
+class StoredJob(NamedTuple):
+    """One job. ``head`` is the JSON of all but spec and resourceVersion; ``state`` is status.state.
+
+    spec: the JSON of the spec, compressed if it is long; the number of its bytes if it was too large to be kept.
+    """
+
+    state: str
+    version: str
+    head: bytes
+    spec: bytes | int
+
+
+def stored(job: Json) -> StoredJob:
+    """Return what is stored of a job."""
+    meta, given = job["metadata"], job.get("spec") or {}
+    kept = {key: meta[key] for key in job_json.METADATA if key in meta and key != "resourceVersion"}
+    kept |= {
+        "labels": job_json.labels_in_use(meta.get("labels") or {}),
+        "finalizers": job_json.finalizers_in_use(meta),
+    }
+    head = {key: value for key, value in job.items() if key != "spec"}
+    head["metadata"] = {key: value for key, value in kept.items() if value}
+    state = str((job.get("status") or {}).get("state") or "New")
+    spec = given if isinstance(given, int) else given.encode() if isinstance(given, str) else encode(given)
+    if not isinstance(spec, int) and len(spec) > _LONG_BYTES:
+        spec = zlib.compress(spec, 1)
+    return StoredJob(state, meta.get("resourceVersion", ""), encode(head), spec)
+
+
+def restored(job: StoredJob) -> Json:
+    """Return a job as JSON, with its decoded spec, or with the size of a spec that was too large."""
+    body = decode(job.head)
+    body["metadata"]["resourceVersion"] = job.version
+    if isinstance(job.spec, int):
+        body["spec"] = job.spec
+    else:
+        body["spec"] = decode(job.spec if job.spec.startswith(b"{") else zlib.decompress(job.spec))
+    return body
+
+
 def entry_of(resource: Resource, obj: Json) -> Entry:
     """Return what is cached of an object."""
     meta = obj["metadata"]
     namespace, name, labels = intern(meta["namespace"]), meta["name"], meta.get("labels") or {}
-    job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or _owning_job(meta)
+    job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or owning_job(meta)
     if resource in names.SCHEDULING_KINDS:  # any user of a queue may have the right to edit the labels
-        job = _owning_job(meta) or job
+        job = owning_job(meta) or job
     return Entry(
         namespace,
         name,
@@ -85,7 +132,7 @@ def _part_in_use(resource: Resource, obj: Json) -> Json:
 def is_same(resource: Resource, one: Any, other: Any) -> bool:
     """Return whether no plan can differ between two cached values of an object."""
     if resource is names.DDPJOBS:
-        return bool(one.has_content_of(other))
+        return bool(one._replace(version=other.version) == other)
     if resource is names.WORKLOADS:
         version = {"resourceVersion": other["metadata"].get("resourceVersion")}
         return bool(one | {"metadata": one["metadata"] | version} == other)
@@ -120,12 +167,8 @@ def has_lost_label(resource: Resource, meta: Json) -> bool:
     return selector is not None and selector not in (meta.get("labels") or {})
 
 
-def is_foreign(meta: Json) -> bool:
-    """Return whether a Workload is of another kind of job."""
-    return _owning_job(meta) is None
-
-
-def _owning_job(meta: Mapping[str, Any]) -> str | None:
+def owning_job(meta: Mapping[str, Any]) -> str | None:
+    """Return the name of the DDPJob that owns an object, or None."""
     owners = meta.get("ownerReferences") or ()
     return next((owner.get("name") for owner in owners if owner.get("kind") == names.DDPJOBS.kind), None)
 

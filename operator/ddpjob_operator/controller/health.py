@@ -25,7 +25,7 @@ Verdict = tuple[bool, str]
 """Whether the check passes, and one line with the reason if not."""
 
 
-class Heartbeat:
+class LoopHeartbeat:
     """Heartbeat of the event loop. The loop writes it, the health thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,22 +48,36 @@ class Heartbeat:
         return True, "ok"
 
 
-class _Server(ThreadingHTTPServer):
-    """Keeps at most ``MAX_CONNECTIONS``: each has a thread, and every pod of the cluster may reach the port.
+class HealthServer(ThreadingHTTPServer):
+    """Serves the three paths until ``close``; ``port`` is the bound port.
 
-    A new connection replaces the oldest, so that idle connections do not keep out the kubelet's probes.
+    It keeps at most ``MAX_CONNECTIONS``: each has a thread, and every pod of the cluster may reach the port. A new
+    connection replaces the oldest, so that idle connections do not keep out the kubelet's probes.
     """
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, port: int, *, alive: Callable[[], Verdict], ready: Callable[[], Verdict], metrics: Callable[[], bytes]
+    ) -> None:
+        self.checks = {"/healthz": alive, "/readyz": ready}
+        self.metrics = metrics
         self._open: dict[Any, None] = {}
         self._lock = threading.Lock()
         # Dual stack if the machine has IPv6, because the kubelet probes the pod's address of either family.
         if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
-        super().__init__(("", port), handler)
+        super().__init__(("", port), _Handler)
+        self.port = int(self.server_address[1])
+        self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and close the port."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join(timeout=5)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
@@ -86,50 +100,28 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
 
-class HealthServer:
-    """Serves the three paths until ``close``; ``port`` is the bound port."""
+class _Handler(BaseHTTPRequestHandler):
+    server: HealthServer
+    timeout = CLIENT_SECONDS
+    server_version = "ddpjob"
+    sys_version = ""
 
-    def __init__(
-        self, port: int, *, alive: Callable[[], Verdict], ready: Callable[[], Verdict], metrics: Callable[[], bytes]
-    ) -> None:
-        self._server = _Server(port, _handler(alive, ready, metrics))
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
-        self._thread.start()
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(200, self.server.metrics(), "text/plain; version=0.0.4; charset=utf-8")
+        elif check := self.server.checks.get(path):
+            passes, why = check()
+            self._answer(200 if passes else 503, f"{why}\n".encode())
+        else:
+            self._answer(404, b"try /healthz, /readyz or /metrics\n")
 
-    def close(self) -> None:
-        """Stop serving and close the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=5)
+    def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-
-def _handler(
-    alive: Callable[[], Verdict], ready: Callable[[], Verdict], metrics: Callable[[], bytes]
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = CLIENT_SECONDS
-        server_version = "ddpjob"
-        sys_version = ""
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == "/metrics":
-                self._answer(200, metrics(), "text/plain; version=0.0.4; charset=utf-8")
-            elif path in ("/healthz", "/readyz"):
-                passes, why = alive() if path == "/healthz" else ready()
-                self._answer(200 if passes else 503, f"{why}\n".encode(), "text/plain; charset=utf-8")
-            else:
-                self._answer(404, b"try /healthz, /readyz or /metrics\n", "text/plain; charset=utf-8")
-
-        def _answer(self, status: int, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - overridden
-            logger.debug("health: " + format, *args)
-
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - overridden
+        logger.debug("health: " + format, *args)

@@ -131,11 +131,7 @@ class KopfThread:
         except (Exception, asyncio.CancelledError) as error:  # kopf raises what its tasks raised
             why = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):  # the process ends
-            self._main.call_soon_threadsafe(self._end, why)
-
-    def _end(self, why: str) -> None:
-        if not self.ended.done():
-            self.ended.set_result(why)
+            self._main.call_soon_threadsafe(self.ended.set_result, why)
 
     async def _serve(self) -> None:
         flag = asyncio.Event()
@@ -155,18 +151,14 @@ class KopfThread:
     def _registry(self) -> kopf.OperatorRegistry:
         """Return kopf's handlers: the start, the login, and one for the events of jobs."""
         handlers = kopf.OperatorRegistry()
-        kopf.on.startup(registry=handlers)(self._start)
+        kopf.on.startup(registry=handlers)(configure)
         kopf.on.login(registry=handlers)(self._login)
         kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(self._take)
         return handlers
 
-    async def _start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings)
-
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        if (
-            self._generation is not None
-        ):  # kopf calls login again only after a 401, and then repeats its request at once
+        # kopf calls login again only after a 401, and then repeats its request at once.
+        if self._generation is not None:
             await asyncio.sleep(self._delay_of_login())
             renewing = asyncio.run_coroutine_threadsafe(self._connection.renew(self._generation), self._main)
             try:
@@ -188,7 +180,7 @@ class KopfThread:
         self._main.call_soon_threadsafe(self._cache.take, names.DDPJOBS, event)
 
 
-def configure(settings: kopf.OperatorSettings) -> None:
+async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     """Set what this operator needs of kopf."""
     settings.scanning.disabled = True
     settings.posting.enabled = False

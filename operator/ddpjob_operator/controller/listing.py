@@ -1,13 +1,11 @@
 """Apply what the API server answers to a GET or a LIST to the cache."""
 
-from collections.abc import Callable
-
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob_operator.cluster.base import Cluster, NotFound, Page
+from ddpjob_operator.cluster.base import Cluster, NotFound
 from ddpjob_operator.controller.cache import Cache
-from ddpjob_operator.controller.entries import Entry, version_number
+from ddpjob_operator.controller.entries import version_number
 
 
 class VersionsWentBackError(Exception):
@@ -18,49 +16,6 @@ class VersionsWentBackError(Exception):
 
     def __init__(self) -> None:
         super().__init__("the API server's versions went back (was etcd restored?)")
-
-
-class Listing:
-    """Applies a LIST to the cache page by page: ``take`` each page, then ``finish``. Create it before the request.
-
-    covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and that
-    are not newer than it, are removed at the end. Of earlier pages only the uids are kept. ``take`` raises
-    ``VersionsWentBackError``.
-    """
-
-    def __init__(
-        self, cache: Cache, resource: Resource, covers: Callable[[Entry], bool], *, same_version: bool = False
-    ) -> None:
-        self._cache = cache
-        self._same_version = same_version
-        self._resource = resource
-        self._covers = covers
-        self._present: set[str] = set()
-        self._newest = cache.newest(resource)
-        self._limit = 0
-        self._changes = 0
-
-    def take(self, page: Page) -> None:
-        """Store the objects of a page."""
-        if page.is_first:
-            self._present.clear()
-            self._limit = version_number(page.resource_version)
-            if 0 < self._limit < self._newest:
-                raise VersionsWentBackError
-        for obj in page.items:
-            if self._cache.contradicts(self._resource, obj, self._limit):
-                raise VersionsWentBackError
-            self._changes += self._cache.put(self._resource, obj, same_version=self._same_version)
-            self._present.add(obj["metadata"]["uid"])
-
-    def finish(self) -> int:
-        """Remove what no page contained; return the number of changed objects."""
-        for entry in self._cache.entries(self._resource):
-            if entry.uid in self._present or not self._covers(entry) or entry.version > self._limit:
-                continue
-            place = entry.namespace, entry.name, entry.uid
-            self._changes += self._cache.remove(self._resource, *place, version=self._limit or None)
-        return self._changes
 
 
 async def read_into(
@@ -81,15 +36,38 @@ async def read_into(
     return found
 
 
-async def list_into(cache: Cache, cluster: Cluster, resource: Resource, scope: str | None) -> tuple[int, str]:
+async def list_into(
+    cache: Cache, cluster: Cluster, resource: Resource, scope: str | None, *, job_uid: str = ""
+) -> tuple[int, str]:
     """Apply a LIST of the operator's objects to the cache; return the number of changed objects, and its version.
 
+    Cached objects that it would contain, but does not, and that are not newer than it, are removed. Of earlier pages
+    only the uids are kept.
+
     scope: the namespace, or None for all.
+    job_uid: list the pods of this job only. They also replace cached ones of the same version, which may stand for
+    another state since a restore of etcd.
+
+    Raises:
+        VersionsWentBackError
     """
-    listing = Listing(cache, resource, lambda entry: scope in (None, entry.namespace) and entry.is_labelled)
-    version = ""
-    async for page in cluster.pages(resource, scope, names.SELECTORS.get(resource)):
-        version = page.resource_version if page.is_first else version
-        listing.take(page)
+    selector = f"{names.LABEL_JOB_UID}={job_uid}" if job_uid else names.SELECTORS.get(resource)
+    present, newest, limit, version, changes = set[str](), cache.newest(resource), 0, "", 0
+    async for page in cluster.pages(resource, scope, selector):
+        if page.is_first:
+            present.clear()
+            version, limit = page.resource_version, version_number(page.resource_version)
+            if 0 < limit < newest:
+                raise VersionsWentBackError
+        for obj in page.items:
+            if cache.contradicts(resource, obj, limit):
+                raise VersionsWentBackError
+            changes += cache.put(resource, obj, same_version=bool(job_uid))
+            present.add(obj["metadata"]["uid"])
         del page  # or this task would hold it while the next one arrives
-    return listing.finish(), version
+    for entry in cache.entries(resource):
+        is_covered = entry.value.job_uid == job_uid if job_uid else entry.is_labelled
+        if is_covered and scope in (None, entry.namespace) and entry.uid not in present and entry.version <= limit:
+            place = entry.namespace, entry.name, entry.uid
+            changes += cache.remove(resource, *place, version=limit or None)
+    return changes, version

@@ -27,14 +27,14 @@ from ddpjob_operator.cluster.connection import ConfigurationError, Connection
 from ddpjob_operator.cluster.kubernetes import KubernetesCluster
 from ddpjob_operator.controller import logs, watch_status
 from ddpjob_operator.controller.cache import WATCHED
-from ddpjob_operator.controller.health import HealthServer, Heartbeat, Verdict
+from ddpjob_operator.controller.health import HealthServer, LoopHeartbeat, Verdict
 from ddpjob_operator.controller.job_watch import JobWatch
 from ddpjob_operator.controller.leadership import Leadership, LeadershipLostError
 from ddpjob_operator.controller.listing import VersionsWentBackError
 from ddpjob_operator.controller.metrics import Metrics
 from ddpjob_operator.controller.object_watch import ObjectWatch
 from ddpjob_operator.controller.reconcile import Controller
-from ddpjob_operator.controller.settings import VARIABLES, Settings, SettingsError, parse
+from ddpjob_operator.controller.settings import VARIABLES, ControllerSettings, SettingsError, parse
 from ddpjob_operator.controller.sweep import OPTIONAL
 from ddpjob_operator.controller.watch_status import Report, WatchStatus
 
@@ -55,7 +55,7 @@ Watch = ObjectWatch | JobWatch
 class Operator:
     """A controller with its connection, watches and health server; ``run`` returns after a stop signal."""
 
-    def __init__(self, settings: Settings, connection: Connection) -> None:
+    def __init__(self, settings: ControllerSettings, connection: Connection) -> None:
         self._settings = settings
         self._connection = connection
         self._stop = asyncio.Event()
@@ -79,7 +79,7 @@ class Operator:
             now=self.cluster.clock.now,
         )
         self._watches: dict[str | None, list[Watch]] = {}
-        self._heartbeat = Heartbeat()
+        self._heartbeat = LoopHeartbeat()
         # Requests for jobs may use all connections for seconds; the Lease must be renewed meanwhile.
         self._lease_cluster = KubernetesCluster(connection, max_connections=1, observer=metrics.observe_request)
         self._leadership = None
@@ -90,7 +90,8 @@ class Operator:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
         self._catch_signals()
-        self._watches = {scope: self._watches_of(scope) for scope in self._settings.scopes}
+        kinds = (*WATCHED, *(kind for family in families(self._settings.engine) for kind in family))
+        self._watches = {scope: [self._watch_of(kind, scope) for kind in kinds] for scope in self._settings.scopes}
         self._add_gauges()
         health = HealthServer(
             self._settings.health_port,
@@ -106,7 +107,6 @@ class Operator:
             await self.controller.poller.close()
             await self.cluster.close()
             await self._lease_cluster.close()
-            await self._connection.close()
             health.close()
             logger.info("stopped")
 
@@ -139,10 +139,6 @@ class Operator:
         if watch.status.resource in names.SCHEDULING_KINDS:
             await self.controller.sweeper.serves(watch.status.resource)
         await watch.run()
-
-    def _watches_of(self, scope: str | None) -> list[Watch]:
-        others = (kind for family in families(self._settings.engine) for kind in family)
-        return [self._watch_of(resource, scope) for resource in (*WATCHED, *others)]
 
     def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
         cache, connection = self.controller.cache, self._connection
@@ -228,7 +224,7 @@ class Operator:
         )
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: ControllerSettings) -> None:
     """Connect and run. Raises ``ConfigurationError`` if there is no cluster to connect to."""
     connection = await Connection.open()
     await Operator(settings, connection).run()

@@ -1,6 +1,6 @@
 """Watch pods, Services and NetworkPolicies of jobs: a LIST, then a watch that continues where the one before ended.
 
-kopf watches the jobs (``watches``). For pods it is too slow: a thousand pods cause four thousand events within seconds,
+kopf watches the jobs (``job_watch``). It is too slow for pods: a thousand pods cause four thousand events in seconds,
 and kopf starts a task for each pod and makes a logger, a copy and the arguments of a handler for each event.
 """
 
@@ -16,8 +16,8 @@ import yarl
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob_operator.cluster.base import Cluster, ClusterError, TooManyRequests, Unauthorized, Unavailable
-from ddpjob_operator.cluster.connection import ConfigurationError, Connection
+from ddpjob_operator.cluster.base import Cluster, ClusterError, TooManyRequests, Unavailable
+from ddpjob_operator.cluster.connection import Connection
 from ddpjob_operator.cluster.kubernetes import CONNECT_SECONDS, decode, error_of
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.listing import list_into
@@ -53,22 +53,18 @@ class ObjectWatch:
 
     async def _until_error(self) -> float:
         """Watch until an error; return for how many seconds the API server wants no further request."""
-        generation = self.connection.generation
         try:
             async with self.connection.session(0, middlewares=(self.status.middleware,)) as session:
                 while True:
                     await self._follow(session)
                     await asyncio.sleep(FIRST_RESTART_SECONDS)
-        except Unauthorized as error:
-            self._fail(error)
-            await self._renew(generation, error)
         except ClusterError as error:
             if error.code == 410:  # the server no longer has the history since the last seen version
                 logger.debug("the watch of %s expired, listing them again", self.status.path)
             else:
                 self._fail(error)
             if not isinstance(error, Unavailable | TooManyRequests):
-                self._version = ""
+                self._version = ""  # the LIST also reads the credentials again, if they were refused
             return error.retry_after
         except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
             logger.info("the watch of %s was interrupted: %s: %s", self.status.path, type(error).__name__, error)
@@ -125,11 +121,3 @@ class ObjectWatch:
         """Note an error that the session of the watch has not noted: of the LIST, or of an event."""
         if not self._version or not self.status.is_failing:
             self.status.fail(f"{type(error).__name__}: {error}")
-
-    async def _renew(self, generation: int, error: Unauthorized) -> None:
-        try:
-            await self.connection.renew(generation)
-        except ConfigurationError as cause:
-            logger.warning("the API server refused the credentials of the watch, and %s", cause)
-        else:
-            logger.info("read the credentials again, because the API server refused those of the watch: %s", error)

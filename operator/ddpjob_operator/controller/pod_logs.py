@@ -81,38 +81,36 @@ class PodLogs:
             task.cancel()
 
     async def _read(self, key: Key, followed: _Followed, name: str, uid: str) -> None:
-        found, problems = None, ["no answer"]
+        found, limit = None, asyncio.timeout(SECONDS if self._is_unanswered else SLOW_SECONDS)
         try:
-            async with asyncio.timeout(SECONDS if self._is_unanswered else SLOW_SECONDS):
-                async with self._slots.take(key.namespace, key.name):
-                    found = await self._until_read(key.namespace, name, problems)
+            async with limit, self._slots.take(key.namespace, key.name):
+                found = await self._until_read(key.namespace, name)
             self._is_unanswered = False
-        except TimeoutError:
+        except TimeoutError as error:
             self._is_unanswered = True
-            logger.warning("%s: the log cannot be read: %s", name, problems[-1])
+            logger.warning("%s: the log cannot be read: %s", name, str(error) or "no answer")
         except Exception:
             logger.exception("%s: the log cannot be read", name)
         followed.found[uid] = found
         self._on_news(key)
 
-    async def _until_read(self, namespace: str, name: str, problems: list[str]) -> LogFailure | None:
-        """Return what the log says. problems: gets why a request failed.
-
-        Raises:
-            TimeoutError: no request has succeeded.
-        """
+    async def _until_read(self, namespace: str, name: str) -> LogFailure | None:
+        """Return what the log says. Raises ``TimeoutError`` with the last error if no request has succeeded."""
         until = asyncio.get_running_loop().time() + SECONDS
         while True:
             try:
                 return log_failure(await self._end_of(namespace, name))
             except (Forbidden, Invalid, NotFound) as error:
-                self._report(error)
+                if isinstance(error, Forbidden) and not self._is_refused:
+                    self._is_refused = True
+                    logger.warning(
+                        "logs cannot be read: %s; grant get on pods/log, or set DDPJOB_OPERATOR_READ_LOGS", error
+                    )
                 return None
             except ClusterError as error:
-                problems.append(str(error))
                 delay = max(RETRY_SECONDS, error.retry_after)
-            if asyncio.get_running_loop().time() + delay > until:
-                raise TimeoutError
+                if asyncio.get_running_loop().time() + delay > until:
+                    raise TimeoutError(str(error)) from error
             await asyncio.sleep(delay)
 
     async def _end_of(self, namespace: str, name: str) -> str:
@@ -123,8 +121,3 @@ class PodLogs:
             if len(text.encode()) < MAX_BYTES:
                 break
         return text
-
-    def _report(self, error: ClusterError) -> None:
-        if isinstance(error, Forbidden) and not self._is_refused:
-            self._is_refused = True
-            logger.warning("logs cannot be read: %s; grant get on pods/log, or set DDPJOB_OPERATOR_READ_LOGS", error)

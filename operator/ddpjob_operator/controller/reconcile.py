@@ -8,6 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,31 +16,30 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, levels
 from ddpjob.api.pod_view import PodView
 from ddpjob.clock import SteadyClock
 from ddpjob.engine.actions import Delete, EngineSettings, Plan
 from ddpjob.engine.claims import claim_in_use, is_claim_of
+from ddpjob.engine.desired import Job
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
 from ddpjob.engine.scheduling.adapters import families
 from ddpjob.progress.poller import ProgressPoller
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Forbidden, Invalid, TooManyRequests
-from ddpjob_operator.controller import logs, schema
-from ddpjob_operator.controller.apply import Executor, Outcome
+from ddpjob_operator.controller import logs
+from ddpjob_operator.controller.apply import Executor
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
 from ddpjob_operator.controller.health import Verdict
-from ddpjob_operator.controller.listing import Listing, read_into
-from ddpjob_operator.controller.lookups import Lookups
+from ddpjob_operator.controller.listing import list_into, read_into
+from ddpjob_operator.controller.lookups import Absence, Lookups
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.parsed_jobs import ParsedJobs
 from ddpjob_operator.controller.pod_logs import PodLogs
-from ddpjob_operator.controller.recorder import Recorder, Written
+from ddpjob_operator.controller.recorder import Recorder, Written, readiness
 from ddpjob_operator.controller.refused_jobs import RefusedJobs
 from ddpjob_operator.controller.sender import Creates, Sender, Sent
 from ddpjob_operator.controller.sweep import Sweeper
-from ddpjob_operator.controller.workloads import Absence, has_workload
 from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ MAX_READS = 4
 """How many plans of one reconcile may ask for more: flavors, and the live pods."""
 RECORD_SECONDS = 0.05
 """The status of a first attempt waits no longer for the answer to its first create."""
+MAX_VALUES = 50_000
+"""JSON values of all kept parsed specs together: about 500 ordinary jobs, and at most some 30 MB."""
 GRACE_SECONDS = 10.0
 FLUSH_SECONDS = 5.0
 
@@ -66,6 +68,36 @@ class Memory:
     absence: Absence = field(default_factory=Absence)
     stale: bool = False
     last_error: str = ""
+
+
+class ParsedJobs:
+    """Parses jobs, and keeps the last ones: a plan of an unchanged spec neither validates nor hashes it again."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, tuple[Job, int]] = OrderedDict()
+        self._values = 0
+
+    def parse(self, body: Json) -> Job:
+        """Return ``Job.of(body)``, perhaps an earlier result for the same spec."""
+        uid = body["metadata"]["uid"]
+        known, _ = self._jobs.get(uid, (None, 0))
+        # The generation does not count the defaults that a new CustomResourceDefinition adds to a stored spec.
+        if known and known.generation == body["metadata"].get("generation") and known.stored_spec == body["spec"]:
+            self._jobs.move_to_end(uid)
+            return known
+        self.forget(uid)
+        job = Job.of(body)
+        values = sum(map(len, levels(job.stored_spec)))
+        self._jobs[uid] = job, values
+        self._values += values
+        while self._values > MAX_VALUES:
+            self.forget(next(iter(self._jobs)))
+        return job
+
+    def forget(self, uid: str) -> None:
+        """Drop the job with this uid."""
+        _, values = self._jobs.pop(uid, (None, 0))
+        self._values -= values
 
 
 class Controller:
@@ -142,7 +174,7 @@ class Controller:
     def writes(self) -> Verdict:
         """Return whether the schema refuses no status. Called in another thread."""
         memories = list(self._memories.items())
-        return schema.verdict([(key, memory.written.wrong) for key, memory in memories if memory.written.wrong])
+        return readiness([(key, memory.written.wrong) for key, memory in memories if memory.written.wrong])
 
     async def process(self, key: Key) -> None:
         """Reconcile one job, and retry with backoff after an error."""
@@ -177,7 +209,7 @@ class Controller:
         self.pod_logs.follow(key, _attempt_of(job), plan.logs)
         if plan.requeue_after is not None:
             self.queue.add_after(key, plan.requeue_after)
-        acts = (plan.deletes or plan.changes or plan.creates) and memory.sent.refusals.hold_until <= self._clock()
+        acts = (plan.deletes or plan.changes or plan.creates) and memory.sent.hold_until <= self._clock()
         # Also while creates are held: two operators would otherwise overwrite each other's problems without a pause.
         if not acts and (wait := self.recorder.wait(plan, memory.written)) > 0:
             self.queue.add_after(key, wait)
@@ -202,10 +234,8 @@ class Controller:
             if plan.lookups:
                 found |= await self._lookups.read(plan.lookups)
             elif plan.needs_live:
-                workload = has_workload(
-                    self.cluster, self.cache, job, memory.absence, self._clock, uses_kueue=bool(self.settings.kueue)
-                )
-                exists, live = await asyncio.gather(workload, self._live_pods(job))
+                workload = self._lookups.has_workload(self.cache, job, memory.absence, uses_kueue=self.settings.kueue)
+                exists, live = await asyncio.gather(workload, self._live_pods(key, memory.uid))
                 read = {"live": True, "has_workload": exists, "pods": owned_pods(job, live)}
             else:
                 break
@@ -231,11 +261,11 @@ class Controller:
             acting.cancel()
             raise
         except (Forbidden, Invalid):  # perhaps for days
-            await _end_of(acting)
+            await asyncio.gather(acting, return_exceptions=True)
             await self._remove_unrecorded(job, memory)
             raise
         finally:
-            await _end_of(acting)
+            await asyncio.gather(acting, return_exceptions=True)  # which a cancellation ends, too
         if recorded is not None:
             self.recorder.announce(recorded, plan)
         self._sender.settle(key, acting.result(), memory.sent)
@@ -272,8 +302,8 @@ class Controller:
             sharing=self.cache.sharing(key, used),
             service=self.cache.get(names.SERVICES, key.namespace, name),
             policy=self.cache.get(names.NETWORK_POLICIES, key.namespace, name),
-            claim=claim if is_claim_of(claim, key.name) else None,
-            problems=memory.sent.refusals.problems,
+            claim=claim if claim is not None and is_claim_of(claim, key.name) else None,
+            problems=memory.sent.problems,
             round=memory.sent.creates.round(attempt),
             created=memory.sent.creates.names if memory.sent.creates.begun == attempt else frozenset(),
             progress=self.poller.polled(key),
@@ -285,19 +315,10 @@ class Controller:
             token_key=self._token_key,
         )
 
-    async def _live_pods(self, job: Json) -> Sequence[PodView]:
-        """Return the job's pods from a LIST, which also updates the cache."""
-        meta = job["metadata"]
-        uid, namespace = meta["uid"], meta["namespace"]
-        mine = (namespace, uid)
-        # After a restore of etcd a version may be of another state than the cached one.
-        listing = Listing(
-            self.cache, names.PODS, lambda entry: (entry.namespace, entry.value.job_uid) == mine, same_version=True
-        )
-        async for page in self.cluster.pages(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}"):
-            listing.take(page)
-        listing.finish()
-        return self.cache.pods(*mine)
+    async def _live_pods(self, key: Key, uid: str) -> Sequence[PodView]:
+        """Return the pods of the job with this uid from a LIST, which also updates the cache."""
+        await list_into(self.cache, self.cluster, names.PODS, key.namespace, job_uid=uid)
+        return self.cache.pods(key.namespace, uid)
 
     def _let_try(self, key: Key) -> None:
         self._memory(key).sent.may_try = True
@@ -330,13 +351,3 @@ class Controller:
 
 def _attempt_of(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 0)
-
-
-async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:
-    """Wait until a task has ended. It does not outlive the caller: if the caller is cancelled, so is the task."""
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        raise

@@ -1,7 +1,12 @@
-"""Write the status of a job with the resourceVersion that the decision is based on, and send the events about it."""
+"""Write the status of a job with the resourceVersion that the decision is based on, and send the events about it.
+
+The schema of a CustomResourceDefinition of another release refuses statuses. Until an administrator applies the CRD of
+this release, no decision about the job is recorded, so none is carried out. /readyz and an event on the job report it.
+"""
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.api import names
@@ -9,13 +14,14 @@ from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note, Plan, patch_between
+from ddpjob.version import __version__
 from ddpjob_operator.cluster.base import Cluster, ClusterError, Conflict, Forbidden, Invalid, NotFound
 from ddpjob_operator.controller import logs
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.events import EventSender
+from ddpjob_operator.controller.health import Verdict
 from ddpjob_operator.controller.listing import read_into
 from ddpjob_operator.controller.metrics import Metrics
-from ddpjob_operator.controller.schema import MAX_FIELDS, explain, refused_fields
 from ddpjob_operator.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -26,6 +32,13 @@ MAX_CONFLICTS = 20
 With growing delays, 34 edits of the metadata a second delayed a restart by 10 s, and 25 by four writers by a minute."""
 MAX_REFUSAL = 512
 """Characters of the API server's message in an event: it may quote the object."""
+
+
+MAX_FIELDS = 3  # in a message; one is enough to find the cause
+
+_REFUSES = f"the CustomResourceDefinition {names.DDPJOBS.plural}.{names.GROUP} refuses"
+_REMEDY = f"apply manifests/crd.yaml of release {__version__} (Helm does so unless crds.install is false)"
+_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
 
 
 @dataclass
@@ -147,7 +160,7 @@ class Recorder:
         self.may_begin = False
         if fields := refused_fields(error):
             written.wrong = ", ".join(fields[:MAX_FIELDS])
-            text = explain(written.wrong)
+            text = f"{_REFUSES} {written.wrong}, so nothing is done for this job: {_REMEDY}"
             error = Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
         else:
             written.wrong = ""
@@ -163,3 +176,21 @@ class Recorder:
             # Only the reason: a message may contain the end of the user's log, and with it a secret.
             logger.info("event %s", note.reason)
             self.events.send(job, note)
+
+
+def readiness(refused: Sequence[tuple[Key, str]]) -> Verdict:
+    """Return whether the schema refuses no status; if it does, the line names the CRD, the fields and the remedy."""
+    if not refused:
+        return True, "ok"
+    key, fields = refused[0]
+    more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+    return False, f"{_REFUSES} {fields} of {key.namespace}/{key.name}{more}: {_REMEDY}"
+
+
+def refused_fields(error: ClusterError) -> list[str]:
+    """Return the fields that the schema refused; none if the request failed for another reason, such as its size."""
+    # With fieldValidation=Strict. Before it, the message has the whole object, which contains text of the user.
+    unknown = _UNKNOWN.findall(str(error).rpartition("strict decoding error:")[2])
+    causes = [str(cause.get("field") or "") for cause in error.details.get("causes") or ()]
+    wrong = [field for field in causes if field.startswith(("status", "spec"))]
+    return list(dict.fromkeys([*unknown, *wrong]))

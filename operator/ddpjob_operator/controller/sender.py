@@ -47,30 +47,21 @@ class Creates:
 
 
 @dataclass
-class Refusals:
-    """The requests of a job that failed.
-
-    problems: the creates and deletes that failed last time. in_a_row: how many times requests were refused.
-    hold_until: monotonic time before which none is sent again.
-    edition: generation and labels of the job when requests were last sent.
-    """
-
-    problems: tuple[Problem, ...] = ()
-    in_a_row: int = 0
-    hold_until: float = 0.0
-    edition: tuple[int, Json] | None = None
-
-
-@dataclass
 class Sent:
     """What is known of the requests of one job.
 
+    problems: the creates and deletes that failed last time. refusals: how many times in a row requests were refused.
+    hold_until: monotonic time before which none is sent again.
+    edition: generation and labels of the job when requests were last sent.
     may_try: the creates that were refused are sent again without a delay (``refused_jobs``).
     repairs: how many times in a row Service or policy was repaired. repair_after: when the next may follow.
     """
 
     creates: Creates = field(default_factory=Creates)
-    refusals: Refusals = field(default_factory=Refusals)
+    problems: tuple[Problem, ...] = ()
+    refusals: int = 0
+    hold_until: float = 0.0
+    edition: tuple[int, Json] | None = None
     may_try: bool = False
     repairs: int = 0
     repair_after: float = float("-inf")
@@ -98,23 +89,23 @@ class Sender:
     async def act(self, key: Key, job: Json, plan: Plan, sent: Sent) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
         if not (plan.deletes or plan.changes or plan.creates):
-            if sent.refusals.problems:  # this plan has shown them, and nothing is left that could be refused
-                sent.refusals.problems = ()
+            if sent.problems:  # this plan has shown them, and nothing is left that could be refused
+                sent.problems = ()
                 self._queue.add(key)
             return None
         meta = job["metadata"]
         edition = meta.get("generation", 0), labels_in_use(meta.get("labels") or {})  # a queue is part of no spec
-        if edition != sent.refusals.edition or plan.urgent:
-            sent.refusals.in_a_row, sent.refusals.hold_until = 0, 0.0
-            sent.refusals.edition = edition
-        if (wait := sent.refusals.hold_until - self._clock()) > 0:
+        if edition != sent.edition or plan.urgent:
+            sent.refusals, sent.hold_until = 0, 0.0
+            sent.edition = edition
+        if (wait := sent.hold_until - self._clock()) > 0:
             self._queue.add_after(key, wait)
             return None
         number, was_let_try = plan.creates_attempt, sent.may_try
         if number is not None:
             sent.may_try = False
             sent.creates.begin(number)
-            sent.refusals.problems = ()
+            sent.problems = ()
         try:
             outcome = await self._executor.act(job, plan)
         except BaseException:
@@ -136,18 +127,17 @@ class Sender:
         self._queue.forget(key)
         if outcome is None:
             return
-        refusals = sent.refusals
         # Each event of a pod that ends in a namespace that is being deleted would otherwise cause creates.
         if outcome.problems or outcome.namespace_gone:
-            refusals.in_a_row = 1 if outcome.created else refusals.in_a_row + 1
-            delay = retry_seconds(refusals.in_a_row) * random.uniform(0.75, 1.0)  # noqa: S311
+            sent.refusals = 1 if outcome.created else sent.refusals + 1
+            delay = retry_seconds(sent.refusals) * random.uniform(0.75, 1.0)  # noqa: S311
             delay = max(delay, outcome.retry_after)
-            refusals.hold_until = self._clock() + delay
+            sent.hold_until = self._clock() + delay
             self._queue.add_after(key, delay)
         else:
-            refusals.in_a_row = 0
-        if (problems := tuple(outcome.problems)) != refusals.problems:
-            refusals.problems = problems
+            sent.refusals = 0
+        if (problems := tuple(outcome.problems)) != sent.problems:
+            sent.problems = problems
             self._queue.add(key)
 
 

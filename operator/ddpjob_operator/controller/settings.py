@@ -46,12 +46,6 @@ def _namespaces(text: str) -> tuple[str, ...]:
     return names
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text.lower() == "true"
-
-
 def _labels(text: str) -> tuple[tuple[str, str], ...]:
     labels = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     for key, _, value in labels:
@@ -83,13 +77,17 @@ def _choice(*allowed: str) -> Check:
     return check
 
 
+def _flag(text: str) -> bool:
+    return bool(_choice("true", "false")(text) == "true")
+
+
 def _setting(default: Any, check: Check) -> Any:
-    """Return a field of ``Settings``."""
+    """Return a field of ``ControllerSettings``."""
     return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True)
-class Settings:
+class ControllerSettings:
     """Validated settings of one operator process; docs/tasks/operations.md says what they mean.
 
     namespaces: to serve; empty for all. lease: "NAMESPACE/NAME", empty for a single replica.
@@ -147,10 +145,10 @@ class Settings:
         return self.namespaces or (None,)
 
 
-VARIABLES = {ENV_PREFIX + setting.name.upper(): setting for setting in fields(Settings)}
+VARIABLES = {ENV_PREFIX + setting.name.upper(): setting for setting in fields(ControllerSettings)}
 
 
-def parse(environ: Mapping[str, str] = os.environ) -> Settings:
+def parse(environ: Mapping[str, str] = os.environ) -> ControllerSettings:
     """Return the settings from environment variables and defaults. Raises ``SettingsError``."""
     given = {}
     for variable, setting in VARIABLES.items():
@@ -159,4 +157,4 @@ def parse(environ: Mapping[str, str] = os.environ) -> Settings:
                 given[setting.name] = setting.metadata["check"](text.strip())
             except ValueError as error:
                 raise SettingsError(f"{variable} is {text.strip()!r}: {error}") from error
-    return Settings(**given)
+    return ControllerSettings(**given)

@@ -10,12 +10,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 PER_JOB = 1
 PER_NAMESPACE = 2
-
-T = TypeVar("T")
 
 Owner = tuple[str, str]
 """Namespace and uid of a job."""
@@ -65,8 +62,8 @@ class Slots:
 
     def _release(self, owner: Owner) -> None:
         self._free += 1
-        _decrement(self._held, owner)
-        _decrement(self._held_in, owner[0])
+        self._held -= Counter([owner])  # which keeps no zeros
+        self._held_in -= Counter([owner[0]])
         self._serve()
 
     def _serve(self) -> None:
@@ -88,9 +85,3 @@ class Slots:
             line.remove(turn)
         if not line:
             self._waiting.pop(owner, None)
-
-
-def _decrement(counter: Counter[T], key: T) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]

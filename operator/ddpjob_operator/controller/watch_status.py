@@ -50,7 +50,6 @@ class WatchStatus:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.resource = resource
-        self.scope = scope
         self.path = f"{server_path.rstrip('/')}/{resource.path(scope)}"
         self._on_failure = on_failure
         self._on_relist = on_relist

@@ -170,9 +170,7 @@ class WorkQueue:
     def _end(self, key: Key) -> None:
         """Queue a key again that was added while it ran, and give its worker to the next key."""
         del self._running[key]
-        self._busy[key.namespace] -= 1
-        if not self._busy[key.namespace]:
-            del self._busy[key.namespace]
+        self._busy -= Counter([key.namespace])  # which keeps no zeros
         if key in self._again:
             self._again.discard(key)
             self._wait_in_line(key)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from ddprun.launcher.life_messages import Abort, Done, End, Failed, Failure, Message, Ready, Release, Start, Stop
+from ddprun.launcher.life_messages import Abort, Done, End, Failed, Message, RanksFailure, Ready, Release, Start, Stop
 from ddprun.launcher.lives import (
     RECONNECT,
     SILENCE,
@@ -195,7 +195,9 @@ class Group:
             number = agent.ranks
             everywhere = all(other.ranks == number for other in self.agents)
             for other in self.agents if everywhere else [agent]:
-                self._later(self.draw.uniform(0.5, 1.0), self._rank_fails(other, number, Failure(75, "own", "Stopped")))
+                self._later(
+                    self.draw.uniform(0.5, 1.0), self._rank_fails(other, number, RanksFailure(75, "own", "Stopped"))
+                )
 
     def _repeat(self) -> None:
         """Deliver a message again that was sent at any time before."""
@@ -216,10 +218,10 @@ class Group:
         self._crash_now()
         self._later(self.draw.uniform(0, 0.3), self.draw.choice((self._drop, self._kill_agent, self._crash_now)))
 
-    def _own_failure(self) -> Failure:
+    def _own_failure(self) -> RanksFailure:
         code = self.draw.choice((1, 1, 137, 76)) if self.schedule.kind != "storm" else self.draw.choice((1, 137, 79))
         exception = "ValueError" if code == 1 else None
-        return Failure(code, "own", exception, exception, 0, self.step, "failed")
+        return RanksFailure(code, "own", exception, exception, 0, self.step, "failed")
 
     # Ranks
 
@@ -258,7 +260,7 @@ class Group:
 
         return happen
 
-    def _rank_fails(self, agent: Agent, number: int, failure: Failure) -> Callable[[], None]:
+    def _rank_fails(self, agent: Agent, number: int, failure: RanksFailure) -> Callable[[], None]:
         def happen() -> None:
             if agent.ranks != number or agent.have_failed or agent.have_succeeded or agent.ended:
                 return
@@ -273,7 +275,7 @@ class Group:
         for other in self.agents:
             if other is not gone:
                 seconds = self.draw.choice((0.001, 0.05, 0.3))
-                self._later(seconds, self._rank_fails(other, number, Failure(77, "peer", "PeerLost")))
+                self._later(seconds, self._rank_fails(other, number, RanksFailure(77, "peer", "PeerLost")))
 
     def _end_if_left_alone(self, agent: Agent) -> None:
         have_ended = agent.have_failed or agent.have_succeeded or agent.ranks is None
@@ -306,14 +308,14 @@ class Group:
             self.restarted.append(self.now)
         self._later(WAIT_FOR_PEERS, self._give_up(agent, number))
         if self.schedule.kind == "storm" and self.draw.random() < 0.05:
-            self._later(0.0, self._rank_fails(agent, number, Failure(1, "own", "OSError", "OSError")))
+            self._later(0.0, self._rank_fails(agent, number, RanksFailure(1, "own", "OSError", "OSError")))
 
     def _give_up(self, agent: Agent, number: int) -> Callable[[], None]:
         """Ranks that have waited for their peers for so long fail."""
 
         def happen() -> None:
             if any(other.ranks != number for other in self.agents):
-                self._rank_fails(agent, number, Failure(69, "own", "RendezvousFailed"))()
+                self._rank_fails(agent, number, RanksFailure(69, "own", "RendezvousFailed"))()
 
         return happen
 

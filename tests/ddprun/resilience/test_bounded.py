@@ -18,8 +18,8 @@ from ddprun.launcher import node_reports
 from ddprun.launcher.node_reports import NodeReports, read
 from ddprun.launcher.processes import WorkerProcess, run_with_timeout
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
-from ddptrain.reporting.metrics import MetricsLogger
+from ddprun.reporting.progress import ProgressRecord
+from ddptrain.training.metrics import MetricsLogger
 from tests.ddptrain.builders import SMALL, node
 from tests.ddptrain.runs import ForkServer, wait_until
 from tests.processes import free_port
@@ -118,12 +118,12 @@ def test_old_attempts_keep_their_reports_longer_than_their_dumps(
 
 
 def test_refused_metrics_are_a_checkpoint_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(1)
+    progress = ProgressRecord(1)
     metrics = MetricsLogger(progress, Console(0), epochs=2, steps_per_epoch=9)
-    metrics.open(tmp_path, 1)
+    assert metrics.open(tmp_path, None) == 1
     replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")
     metrics.log("train", 1, loss=1.0)
-    assert not metrics.flush(1, durable=False)
+    assert not metrics.flush()
     [said] = capsys.readouterr().out.splitlines()
     assert "No space left" in said
     assert "training continues without saving" in said
@@ -131,17 +131,28 @@ def test_refused_metrics_are_a_checkpoint_problem(tmp_path: Path, capsys: pytest
     assert problem.endswith("(1 in a row)")
 
 
+INTO_A_PIPE = """
+import os
+from ddprun import script_metrics
+class Rows(script_metrics.RowsFile):
+    def __init__(self, folder, run):
+        super().__init__(folder, run)
+        os.dup2(os.open({path!r}, os.O_WRONLY), self._file)
+script_metrics.RowsFile = Rows
+"""
+
+
 def test_a_volume_that_stalls_while_rows_are_written_is_no_hang(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
-    rows = tmp_path / "metrics" / "run-000001.jsonl"
-    rows.parent.mkdir()
+    rows = tmp_path / "rows"
     os.mkfifo(rows)
     reader = os.open(rows, os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # takes some 30 rows, of 60 steps
     run = ddptrain.start(
         "launch", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx, "--batch-size", 5, "--epochs", 1,
         "--step-delay", 0.25, "--checkpoint-dir", tmp_path, "--checkpoint-every", 0, "--hang-timeout", 5,
+        first=INTO_A_PIPE.format(path=str(rows)),
     )  # fmt: skip
     run.at_step(60)
 

@@ -170,7 +170,11 @@ def test_ranks_do_not_outlive_their_launcher(ddptrain: ForkServer, idx: Path) ->
     wait_until(lambda: not any(_runs(pid) for pid in ranks.values()), "the ranks to end")
 
 
-IMPORTING = "from ddptrain import program; import os; program.preload = lambda **_: os.kill(os.getpid(), 15)"
+IMPORTING = """
+import os
+from ddptrain.program import Trainer
+Trainer.preload = lambda _: os.kill(os.getpid(), 15)
+"""
 FORKING = """
 import os
 fork = os.fork

@@ -16,7 +16,7 @@ from ddprun.cli import parse, resolve
 from ddprun.diagnostics import _flight_json, collective_of, unfinished_collective
 from ddprun.errors import UsageError
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.settings import Settings
 from tests.ddprun.resilience.scripts import STEPS, line_of, run, written
 from tests.ddptrain.runs import ForkServer, wait_until
@@ -231,7 +231,7 @@ def test_steps_of_several_optimizers_are_counted(ddptrain: ForkServer, tmp_path:
 def test_steps_between_reports_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_interface, "_state", script_interface._state)
     heartbeat = Heartbeat()
-    script_interface.begin(Progress(1), heartbeat, Settings())
+    script_interface.begin(ProgressRecord(1), heartbeat, Settings())
     script_interface.report(step=50)
     reported = heartbeat.last
     script_interface.count_step()

@@ -15,7 +15,7 @@ import torch
 from ddprun import script_interface
 from ddprun.diagnostics import Diagnostics
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.settings import Settings
 from ddprun.started_processes import _ATTACH, _count_steps, _notice_replays
 from tests.ddptrain.runs import ForkServer
@@ -97,7 +97,7 @@ def test_replays_of_a_recorded_step_are_signs_of_life_and_no_steps(monkeypatch: 
     files = Diagnostics.create(0)
     heartbeat = Heartbeat(files.memory())
     monkeypatch.setattr(script_interface, "_state", script_interface._State())
-    script_interface.begin(Progress(1), heartbeat, Settings())
+    script_interface.begin(ProgressRecord(1), heartbeat, Settings())
     heartbeat.mark("train", 3)
     before = files.last_heartbeat()
     _notice_replays(SimpleNamespace(CUDAGraph=CUDAGraph))  # type: ignore[arg-type]

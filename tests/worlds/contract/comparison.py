@@ -242,7 +242,6 @@ async def comparing(plane: ControlPlane) -> AsyncIterator[Comparison]:
                 task.cancel()
             results: list[Any] = await asyncio.gather(*followers, return_exceptions=True)
             await comparison.real.close()
-            await connection.close()
     broken = [result for result in results if not isinstance(result, asyncio.CancelledError)]
     assert not broken, f"a watch of the real API server ended: {broken}"
 

@@ -1,6 +1,6 @@
 """One rank's membership in the process group: joining it, agreement between the ranks, and leaving it together.
 
-``worker`` joins; the training and infer exchange data through ``Group``. The store through which the ranks
+``worker`` joins; the training exchanges data through ``Group``. The store through which the ranks
 find each other is in ``rendezvous``.
 """
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from ddprun.distributed.default_group import from_rank_zero
-from ddprun.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
+from ddprun.distributed.rendezvous import EXIT_KEY, RankRendezvous, key_prefix, wait_for_key
 from ddprun.distributed.topology import Ranks, route_interface
 from ddprun.errors import Hang, PeerLost, RendezvousError
 from ddprun.heartbeat import Heartbeat
@@ -218,7 +218,7 @@ def join_group(
     if ranks.world_size == 1:
         store = HashStore()  # in memory, so it needs no port
     else:
-        rendezvous = Rendezvous(ranks, time.monotonic() + rendezvous_timeout, stop, heartbeat)
+        rendezvous = RankRendezvous(ranks, time.monotonic() + rendezvous_timeout, stop, heartbeat)
         store = PrefixStore(key_prefix(os.environ), rendezvous.connect())
         rendezvous.wait_for_all_ranks(store, backend)
     if not ranks.init_file and (interface := route_interface(ranks.master_addr)):

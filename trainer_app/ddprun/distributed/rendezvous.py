@@ -51,7 +51,7 @@ def key_prefix(env: Mapping[str, str]) -> str:
 
 
 @dataclass
-class Rendezvous:
+class RankRendezvous:
     """One rank's wait for the store and for the other ranks.
 
     Attributes:

@@ -21,8 +21,8 @@ from ddprun.launcher.life_messages import (
     Done,
     End,
     Failed,
-    Failure,
     Message,
+    RanksFailure,
     Ready,
     Release,
     Start,
@@ -159,13 +159,13 @@ class Agreement:
     def failed(self, report: Report) -> None:
         """Tell that a rank of this node has failed, and why."""
         self._tell_progress()
-        self._tell(Failed(self._follower.life, Failure.of_report(report)))
+        self._tell(Failed(self._follower.life, RanksFailure.of_report(report)))
 
     def succeeded(self) -> None:
         """Tell that all ranks of this node have succeeded."""
         self._tell(Done(self._follower.life))
 
-    def ended(self, *, healthy: bool, failure: Failure | None) -> None:
+    def ended(self, *, healthy: bool, failure: RanksFailure | None) -> None:
         """Tell that no process of this life is left, or that some are."""
         self.must_end, port = False, 0
         if self._leader:

@@ -15,7 +15,7 @@ _LONGEST_TEXT = 300  # characters; a report of the failure, with its traceback, 
 
 
 @dataclass(frozen=True)
-class Failure:
+class RanksFailure:
     """How the ranks of a node failed: the fields of its report on which the decision depends, and its message.
 
     Attributes:
@@ -31,7 +31,7 @@ class Failure:
     message: str = ""
 
     @classmethod
-    def of_report(cls, report: Json) -> "Failure":
+    def of_report(cls, report: Json) -> "RanksFailure":
         """Return what the leader needs of a termination report; a rank may have sent values of any type."""
         known: dict[str, Any] = {"code": 1}
         for field in dataclasses.fields(cls):
@@ -46,7 +46,7 @@ class Blamed:
     """The failure that ended a life, and its node."""
 
     node: int
-    failure: Failure
+    failure: RanksFailure
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Failed(Message):
     """From a node whose ranks have failed; some may still run."""
 
     name = "failed"
-    failure: Failure
+    failure: RanksFailure
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Ready(Message):
 
     name = "ready"
     healthy: bool = True
-    failure: Failure | None = None
+    failure: RanksFailure | None = None
     port: int = 0
 
 
@@ -183,7 +183,7 @@ def from_json(document: Json) -> Message:
     fields = dict(document)
     kind = _BY_NAME[fields.pop("message")]
     if fields.get("failure"):
-        fields["failure"] = Failure(**fields["failure"])
+        fields["failure"] = RanksFailure(**fields["failure"])
     if blamed := fields.get("blamed"):
-        fields["blamed"] = Blamed(blamed["node"], Failure(**blamed["failure"]))
+        fields["blamed"] = Blamed(blamed["node"], RanksFailure(**blamed["failure"]))
     return kind(**fields)

@@ -26,9 +26,9 @@ from ddprun.launcher.life_messages import (
     Done,
     End,
     Failed,
-    Failure,
     Hello,
     Message,
+    RanksFailure,
     Ready,
     Release,
     Start,
@@ -131,7 +131,7 @@ class Leader:
     phase: Literal["Running", "Aborting", "Released", "Ended"] = "Running"
     seats: Mapping[int, Seat] = field(default_factory=dict)
     missing: frozenset[int] = frozenset()
-    failures: Mapping[int, Failure] = field(default_factory=dict)
+    failures: Mapping[int, RanksFailure] = field(default_factory=dict)
     unhealthy: frozenset[int] = frozenset()
     deadline: float = 0.0
     port: int = 0
@@ -180,7 +180,7 @@ class Follower:
     lost: float | None = None
     ticked: float = 0.0
     told: float = 0.0
-    failure: Failure | None = None
+    failure: RanksFailure | None = None
     ready: Ready | None = None
     stopping: bool = False
 
@@ -261,7 +261,7 @@ def _with_seat(s: Leader, node: int, seat: Seat) -> Leader:
     return dataclasses.replace(s, seats={**s.seats, node: seat})
 
 
-def _with_failure(s: Leader, node: int, failure: Failure | None) -> Leader:
+def _with_failure(s: Leader, node: int, failure: RanksFailure | None) -> Leader:
     """Return the state with a node's failure; its own one replaces an earlier report of a lost peer."""
     known = s.failures.get(node)
     if failure is None or (known is not None and (known.cause == "own" or failure.cause != "own")):
@@ -307,7 +307,7 @@ def _decide(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
     return s, _to_all(s, Start(s.life, s.port, s.last))
 
 
-def blame(failures: Mapping[int, Failure]) -> Blamed | None:
+def blame(failures: Mapping[int, RanksFailure]) -> Blamed | None:
     """Return the failure that ended the life: a node's own before a lost peer, then the first that arrived.
 
     A rank whose script had ended may have had nothing more to do, so another node's own failure comes before it.
@@ -323,7 +323,7 @@ def escalation(s: Leader, blamed: Blamed | None) -> str:
     return next((reason for reason, applies in _ESCALATIONS if applies(s, blamed, failure)), "")
 
 
-_ESCALATIONS: tuple[tuple[str, Callable[[Leader, Blamed | None, Failure | None], bool]], ...] = (
+_ESCALATIONS: tuple[tuple[str, Callable[[Leader, Blamed | None, RanksFailure | None], bool]], ...] = (
     ("a restart cannot change this failure", lambda s, b, f: f is not None and f.code in exit_codes.NOT_RESTARTED),
     ("the memory limit was reached", lambda s, b, f: f is not None and f.kind == "OOMKilled"),
     ("no port of node 0 is free", lambda s, b, f: not s.port),
@@ -339,7 +339,7 @@ def _fruitless(s: Leader) -> int:
     return 0 if s.has_progressed else s.fruitless + 1
 
 
-def _repeats(s: Leader, failure: Failure | None) -> bool:
+def _repeats(s: Leader, failure: RanksFailure | None) -> bool:
     last = s.last.failure if s.last else None
     if last is None or failure is None or failure.exception is None or failure.cause != "own":
         return False

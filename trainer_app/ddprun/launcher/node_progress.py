@@ -9,7 +9,7 @@ import time
 from ddprun.diagnostics import Diagnostics
 from ddprun.files import Json
 from ddprun.launcher.trainer_status import ReportedTraining, TrainerStatus
-from ddprun.reporting.progress import Progress, shared_snapshot
+from ddprun.reporting.progress import ProgressRecord, shared_snapshot
 
 _LONG = 600.0  # seconds of steps after which a script that reports no checkpoints has probably saved one
 
@@ -24,7 +24,7 @@ class NodeProgress:
     """
 
     def __init__(self, world_size: int) -> None:
-        self._none = Progress(world_size)
+        self._none = ProgressRecord(world_size)
         self._rank_zero: Diagnostics | None = None
         self._reported, self._reported_at = ReportedTraining(), 0.0
         self._earlier: Json | None = None  # of the ranks before a restart

@@ -46,7 +46,7 @@ class _Pace:
         return min(self.steps.wait, 1 / self.per_second)  # quick steps record their waits up to 0.1 s later
 
 
-class RankTable:
+class NodeRanks:
     """The ranks of this node; on node 0 those of all nodes, as far as their launchers are connected."""
 
     def __init__(self, ranks: Ranks, peers: Peers, progress: NodeProgress) -> None:

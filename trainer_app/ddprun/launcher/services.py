@@ -8,7 +8,7 @@ from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers, leader_port
 from ddprun.launcher.processes import launcher_line
-from ddprun.launcher.rank_table import RankTable
+from ddprun.launcher.rank_table import NodeRanks
 from ddprun.launcher.trainer_port import TrainerPort, is_wanted
 from ddprun.program import Program
 from ddprun.reporting.http_port import ProgressPort
@@ -26,7 +26,7 @@ class Services:
 
     progress: NodeProgress
     peers: Peers
-    table: RankTable
+    table: NodeRanks
     agreement: Agreement
     port: ProgressPort | None
     trainer_port: TrainerPort | None = None
@@ -41,7 +41,7 @@ class Services:
         """
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
-        table = RankTable(ranks, peers, progress)
+        table = NodeRanks(ranks, peers, progress)
         agreement = Agreement(ranks, peers, grant, progress, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:

@@ -16,7 +16,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError
 from ddprun.launcher import hang_detector, processes
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
-from ddprun.launcher.life_messages import End, Failure
+from ddprun.launcher.life_messages import End, RanksFailure
 from ddprun.launcher.log_files import LogFiles
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
@@ -210,11 +210,11 @@ class Supervisor:
                 self._handle(selector, agreed.longest_wait)
         agreed.obey()  # no rank is left to be killed
 
-    def _failure(self) -> Failure | None:
+    def _failure(self) -> RanksFailure | None:
         """Return why ranks of this node failed; None if the launcher has only killed them, and none was stalled."""
         if not self._are_forced or self._hang or self._watch.cause(self._workers):
             report = self._own_report()
-            return Failure.of_report(report) if report["code"] else None
+            return RanksFailure.of_report(report) if report["code"] else None
         return None
 
     @property

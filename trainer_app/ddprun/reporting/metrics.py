@@ -26,19 +26,15 @@ _LARGEST = 10**12  # number of a run or of a step
 class RowsFile:
     """The file of one run: rows are appended to a buffer, which ``write`` takes to the volume; thread-safe.
 
-    Args:
-        exclusive: the file must not exist, so that no other process writes rows of this run. Else an older file of its
-            name is of a run whose folder was deleted, and is replaced.
     Raises:
-        FileExistsError: it exists, and must not.
+        FileExistsError: it exists; another process may write rows of this run.
         OSError: it cannot be opened.
     """
 
-    def __init__(self, folder: Path, run: int, *, exclusive: bool = False) -> None:
+    def __init__(self, folder: Path, run: int) -> None:
         self.path, self.run = folder / FOLDER / f"run-{run:06d}.jsonl", run
         make_shared(self.path.parent)
-        how = os.O_EXCL if exclusive else os.O_TRUNC
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | how | os.O_APPEND | os.O_CLOEXEC, 0o664)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o664)
         share(self.path, 0o664)
         sync_directory(self.path.parent)  # else a power cut may leave a checkpoint, but not this name
         self._buffer, self._rows, self._writing = bytearray(), threading.Lock(), threading.Lock()

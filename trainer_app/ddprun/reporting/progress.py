@@ -55,7 +55,7 @@ class StepRate:
         return float(f"{steps / seconds:.4g}") if seconds > 0 else None
 
 
-class Progress:
+class ProgressRecord:
     """The last completed work; thread-safe.
 
     Args:

@@ -7,20 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ddptrain.data.mnist import Images
 from ddptrain.data.sampling import Schedule, epoch_order, shift_of
 
 MEAN, STD = 0.1307, 0.3081  # of MNIST's training pixels, in units of 255
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Samples of a global batch on the device: ``images`` (n, 1, 28, 28), ``labels`` (n,); n may be 0."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
+Piece = tuple[torch.Tensor, torch.Tensor]  # images (n, 1, 28, 28) and labels (n,) on the device; n may be 0
 
 
 @dataclass(frozen=True)
@@ -44,15 +39,9 @@ class TrainingBatches:
     """
 
     def __init__(
-        self,
-        images: npt.NDArray[np.uint8],
-        labels: npt.NDArray[np.uint8],
-        schedule: Schedule,
-        *,
-        shift: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+        self, images: Images, labels: Images, schedule: Schedule, *,
+        shift: int, device: torch.device, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         self._schedule, self._shift, self._dtype = schedule, shift, dtype
         # With a border, a shift is a slice of the stored image.
         bordered = np.zeros((len(images), *(side + 2 * shift for side in images.shape[1:])), np.uint8)
@@ -76,4 +65,4 @@ class TrainingBatches:
         top, left = self._shift - down, self._shift - right
         # Whole images are gathered first, each copied in one piece; the shift is then part of the cast.
         pixels = self._images.index_select(0, chosen)[:, top : top + 28, left : left + 28]
-        return Piece(normalise(pixels, self._dtype).unsqueeze(1), self._labels.index_select(0, chosen))
+        return normalise(pixels, self._dtype).unsqueeze(1), self._labels.index_select(0, chosen)

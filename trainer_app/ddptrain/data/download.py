@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddprun.errors import DataError, UsageError, volume_error, volume_errors
-from ddprun.files import share, write_atomically
+from ddprun.errors import DataError, volume_errors
+from ddprun.files import make_shared, share, write_atomically
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.mnist import MNIST_BYTES, MNIST_FILES, Dataset, IdxFile, decompress, read_content
@@ -56,20 +56,17 @@ def fetch(
     folder = Path(data_dir)
     if all(is_whole(folder, file) for file in files):
         return  # without a lock, because the volume may be read-only
-    with _only_writer(folder, alive) as locked:
+    with volume_errors(folder), _only_writer(folder, alive) as locked:
         for file in files:
             if is_whole(folder, file):
                 continue
-            with volume_errors(folder):
-                # Temporary files of killed downloads: no other process writes one while we hold the lock.
-                for path in folder.glob(f".{file.name}.gz.*.tmp") if locked else []:
-                    path.unlink(missing_ok=True)
+            # Temporary files of killed downloads: no other process writes one while we hold the lock.
+            for path in folder.glob(f".{file.name}.gz.*.tmp") if locked else []:
+                path.unlink(missing_ok=True)
             log(f"fetching {file.name}.gz")
             urls = [f"{mirror.rstrip('/')}/{file.name}.gz" for mirror in mirrors]
-            content = _download(file, urls, log=log, alive=alive)
-            with volume_errors(folder):
-                write_atomically(folder / f"{file.name}.gz", content)
-                (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
+            write_atomically(folder / f"{file.name}.gz", _download(file, urls, log=log, alive=alive))
+            (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
 
 
 def load(config: Config, *, log: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
@@ -77,13 +74,10 @@ def load(config: Config, *, log: Callable[[str], None], alive: Callable[[], None
 
     Raises as ``fetch`` and ``mnist.load``.
     """
-    may_download = config.download and config.data == "mnist"
-    if may_download and not config.data_dir:
-        raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="add --data-dir DIR")
     try:  # first, because the reading of MNIST by four ranks of two cores takes half a second
         return mnist.load(config.data, config.data_dir)
     except DataError:
-        if not may_download:
+        if not (config.download and config.data == "mnist"):
             raise
     # Called on every rank: the first one on each volume downloads, the others wait for its lock.
     fetch(config.data_dir, log=log, alive=alive)
@@ -101,13 +95,10 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
 @contextmanager
 def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
     """Hold the directory's lock and yield True, or False if the file system has no locks."""
-    with volume_errors(folder):
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            share(folder, 0o2775)
-        path = folder / ".fetch.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
-        share(path, 0o664)
+    make_shared(folder)
+    path = folder / ".fetch.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    share(path, 0o664)
     with os.fdopen(descriptor, "w") as lock:
         end, has_lock = time.monotonic() + _LOCKED, False
         while not has_lock:  # polled, because a rank blocked in flock would show no sign of life
@@ -125,7 +116,7 @@ def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
                 time.sleep(_POLL)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
-                    raise volume_error(error, path) from error
+                    raise
                 break  # several processes may download, each to its own temporary file: wasteful, but correct
         yield has_lock
 

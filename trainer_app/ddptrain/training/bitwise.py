@@ -9,7 +9,6 @@ The price is smaller batches and the traffic of a gather. The result depends on 
 PyTorch: manifests record both, and the checkpointer refuses to resume where they differ.
 """
 
-import os
 from typing import Any
 
 import torch
@@ -30,11 +29,6 @@ class Bitwise(GradientSync):
 
     def __init__(self, model: nn.Module, group: Group, **options: Any) -> None:
         super().__init__(model, group, **options)
-        # CUDA kernels that return the same result at every call; CPU kernels always do.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix is multiplied
-        # Warnings only: PyTorch lists the backward pass of max pooling, which is unsafe only for overlapping windows.
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.benchmark = False
         self._parameters = list(model.parameters())
         first = self._parameters[0]
         width = sum(p.numel() for p in self._parameters)

@@ -1,22 +1,18 @@
-"""Rank 0's checkpoints of a training, and how all ranks resume from one.
-
-The trainer calls ``resume`` before its first step and ``Checkpointer.save`` later. ``checkpoint_files`` defines the
-files.
-"""
+"""Rank 0's checkpoints of a training, and how all ranks resume from one. ``checkpoint_files`` defines the files."""
 
 import hashlib
 import io
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, set_aside
+from ddprun.checkpoint_files import Checkpoints, Saved, newest_place, owner, set_aside
 from ddprun.distributed.process_group import Group
 from ddprun.errors import ConfigMismatch, DataCorrupt, VolumeError
 from ddptrain.config import Config
@@ -24,13 +20,11 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
 from ddptrain.errors import DataMismatch, WeightsDiffer
-from ddptrain.reporting.metrics import MetricsLogger
-from ddptrain.training.evaluate import Evaluation
+from ddptrain.training.metrics import MetricsLogger
 from ddptrain.training.optim import Optimizer
 
 # What a training records in the manifest of a checkpoint, beside the fields of ``checkpoint_files``.
-_FIELDS: dict[str, type] = {"config": dict, "dataDigest": str, "evaluation": dict, "complete": bool}
-_REQUIRED = ("config", "dataDigest")
+_FIELDS: dict[str, Any] = {"config": dict, "dataDigest": str, "evaluation": dict | None, "complete": bool | None}
 
 
 @dataclass(frozen=True)
@@ -46,8 +40,27 @@ class SaveResult:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a training starts.
+
+    Attributes:
+        checkpoint: run and step of the checkpoint resumed from, or None.
+        complete: that checkpoint is the end of the training.
+        evaluation: the evaluation recorded in it, if any.
+    """
+
+    checkpoint: dict[str, Any] | None
+    complete: bool
+    evaluation: dict[str, Any] | None
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint["step"] if self.checkpoint else 0
+
+
 class Checkpointer:
-    """Finds the checkpoint to resume from, claims a run, and saves. Only rank 0 calls its methods.
+    """Finds the checkpoint to resume from, claims a run, and saves. Rank 0 alone calls its methods, but for ``resume``.
 
     Without a checkpoint directory it saves nothing.
 
@@ -56,21 +69,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        config: Config,
-        dataset: Dataset,
-        schedule: Schedule,
-        group: Group,
-        *,
-        bf16: bool,
-        metrics: MetricsLogger,
-        log: Callable[[str], None],
-    ) -> None:
-        self._config, self._schedule, self._metrics, self._log = config, schedule, metrics, log
-        self._heartbeat = group.heartbeat
-        self._checkpoints: Checkpoints | None = None
-        if config.checkpoint_dir:
-            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep)
+        self, config: Config, dataset: Dataset, schedule: Schedule, group: Group, *,
+        bf16: bool, metrics: MetricsLogger, log: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._config, self._group, self._metrics, self._log = config, group, metrics, log
+        folder = config.checkpoint_dir
+        self._checkpoints = Checkpoints(Path(folder), keep=config.keep) if folder else None
         self.facts: dict[str, Any] = {
             "worldSize": group.world_size,
             "data": dataset.name,
@@ -100,13 +104,8 @@ class Checkpointer:
             if fault := fault_of(manifest):
                 return fault
             check_compatible(manifest, self.facts, root)  # raises: the weights of another training never fit
-            try:
-                if not manifest.get("complete"):  # nothing is loaded of a complete training
-                    load(content)
-            except Exception as error:  # of torch.load, of the model or of the optimizer
-                if machine_failed(error):
-                    raise
-                return f"{type(error).__name__}: {str(error)[:300]}"
+            if not manifest.get("complete"):  # nothing is loaded of a complete training
+                load(content)
             return ""
 
         found = self._checkpoints.resume(self._log, refuse)
@@ -136,17 +135,56 @@ class Checkpointer:
         if self._checkpoints is None:
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
-        claimant = owner(os.environ)
-        run = self._checkpoints.claim(claimant)
-        self._metrics.open(
-            self._checkpoints.root,
-            run,
-            **{key: self.facts[key] for key in ("worldSize", "totalSteps", "data")},
-            **{name: claimant[name] for name in ("attempt", "life")},
-            resumedFrom=resumed.place if resumed else None,
-        )
+        number = self._metrics.open(self._checkpoints.root, resumed.place if resumed else None, data=self.facts["data"])
+        self._checkpoints.claim(owner(os.environ), reserved=number)
 
-    def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
+    def resume(self, model: nn.Module, optimizer: Optimizer) -> ResumePoint:
+        """Load the newest checkpoint into every rank's model and optimizer; collective.
+
+        Only rank 0 reads files: it broadcasts their content, and claims a run unless the training is complete.
+
+        Raises:
+            Mismatch, VolumeError: see ``newest``.
+            WeightsDiffer: the ranks do not hold the same weights.
+        """
+        group, content = self._group, b""
+        group.heartbeat.mark("resume", limit=self._config.volume_timeout)
+        facts = {"config": self._config.shared(group.device.type), "dataDigest": self.facts["dataDigest"]}
+
+        def load(content: bytes) -> None:
+            loaded = torch.load(io.BytesIO(content), map_location=group.device, weights_only=True)
+            model.load_state_dict(loaded["model"])
+            optimizer.load_state_dict(loaded["optimizer"])
+
+        def on_rank_zero() -> dict[str, Any]:
+            nonlocal content
+            found = self.newest(load)
+            saved, content = found if found else (None, b"")
+            manifest = saved.manifest if saved else {}
+            complete = bool(manifest.get("complete"))
+            if not complete:
+                self.claim(saved)
+            point = ResumePoint(saved.place if saved else None, complete, manifest.get("evaluation"))
+            return {"point": asdict(point), "sha256": manifest.get("sha256"), "facts": facts}
+
+        from_rank_zero = group.run_on_rank_zero("resume", on_rank_zero, self._config.collective_timeout)
+        check_same_as_rank_zero(from_rank_zero["facts"], facts, group.rank)
+        start = ResumePoint(**from_rank_zero["point"])
+        if start.complete:
+            return start
+        if start.checkpoint:
+            content = group.broadcast_bytes(content)
+            if hashlib.sha256(content).hexdigest() != from_rank_zero["sha256"]:
+                raise DataCorrupt(
+                    f"rank {group.rank} received damaged weights from rank 0",
+                    next_step="check the network, start again",
+                )
+            load(content)
+            self._log(f"resumed from run {start.checkpoint['run']}, step {start.step}")
+        check_equal_on_all_ranks(model, group)
+        return start
+
+    def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: dict[str, Any] | None) -> SaveResult:
         """Write the metrics rows to disk, then a checkpoint of ``state()``.
 
         A volume that refuses costs this checkpoint: the older ones remain, and the next save may succeed. Only the
@@ -164,11 +202,11 @@ class Checkpointer:
             self._metrics.checkpoint_saved(result.checkpoint)
         return result
 
-    def _save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
-        last = step == self._schedule.total_steps
+    def _save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: dict[str, Any] | None) -> SaveResult:
+        last = step == self.facts["totalSteps"]
         try:
-            self._heartbeat.mark("save", limit=self._config.volume_timeout)
-            flushed = self._metrics.flush(step)  # rows reach the disk before the checkpoint that makes them final
+            self._group.heartbeat.mark("save", limit=self._config.volume_timeout)
+            flushed = self._metrics.flush()  # rows reach the disk before the checkpoint that makes them final
             if self._checkpoints is None:
                 return SaveResult(None, "no --checkpoint-dir")
             if not flushed and not last:
@@ -178,17 +216,12 @@ class Checkpointer:
                 # The next loss will not be finite either, and end the training.
                 return SaveResult(None, "the weights are not finite")
             torch.save(values, content)
-            facts = {
-                **self.facts,
-                "evaluation": evaluation.as_dict() if evaluation else None,
-                "complete": last,
-                "time": time.time(),
-            }
+            facts = {**self.facts, "evaluation": evaluation, "complete": last, "time": time.time()}
             saved = self._checkpoints.save(step, content.getbuffer(), facts, required=last)
         except VolumeError as error:
             if last:
                 raise
-            self._metrics.volume_refused(step, error)
+            self._metrics.volume_refused(error)
             return SaveResult(None, "the volume refused")
         return SaveResult(saved.place)
 
@@ -196,7 +229,7 @@ class Checkpointer:
         """Rename the newest checkpoint to ``*.not-finite`` if it is that of ``step``, whose weights gave such a loss.
 
         Returns:
-            Whether it was renamed. Later starts, ``eval`` and ``infer`` then take the one before it.
+            Whether it was renamed. Later starts and ``eval`` then take the one before it.
         """
         checkpoints = self._checkpoints
         if checkpoints is None or checkpoints.last is None or checkpoints.last.step != step:
@@ -208,84 +241,6 @@ class Checkpointer:
             return False
         self._metrics.checkpoint_saved(newest_place(checkpoints.root))
         return True
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where a training starts.
-
-    Attributes:
-        checkpoint: run and step of the checkpoint resumed from, or None.
-        complete: that checkpoint is the end of the training.
-        evaluation: the evaluation recorded in it, if any.
-    """
-
-    checkpoint: dict[str, Any] | None
-    complete: bool
-    evaluation: dict[str, Any] | None
-
-    @property
-    def step(self) -> int:
-        return self.checkpoint["step"] if self.checkpoint else 0
-
-
-def resume(
-    config: Config,
-    group: Group,
-    checkpointer: Checkpointer,
-    *,
-    model: nn.Module,
-    optimizer: Optimizer,
-    log: Callable[[str], None],
-) -> ResumePoint:
-    """Load the newest checkpoint into every rank's model and optimizer; collective.
-
-    Only rank 0 reads files: it broadcasts their content, and claims a run unless the training is complete.
-
-    Raises:
-        Mismatch, VolumeError: see ``Checkpointer.newest``.
-        WeightsDiffer: the ranks do not hold the same weights.
-    """
-    group.heartbeat.mark("resume", limit=config.volume_timeout)
-    content = b""
-    facts = {"config": config.shared(group.device.type), "dataDigest": checkpointer.facts["dataDigest"]}
-
-    def load(content: bytes) -> None:
-        loaded = torch.load(io.BytesIO(content), map_location=group.device, weights_only=True)
-        model.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])
-
-    def on_rank_zero() -> dict[str, Any]:
-        nonlocal content
-        found = checkpointer.newest(load)
-        saved, content = found if found else (None, b"")
-        manifest = saved.manifest if saved else {}
-        complete = bool(manifest.get("complete"))
-        if not complete:
-            checkpointer.claim(saved)
-        return {
-            "checkpoint": saved.place if saved else None,
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "complete": complete,
-            "evaluation": manifest.get("evaluation"),
-            "facts": facts,
-        }
-
-    from_rank_zero = group.run_on_rank_zero("resume", on_rank_zero, config.collective_timeout)
-    check_same_as_rank_zero(from_rank_zero["facts"], facts, group.rank)
-    state = ResumePoint(from_rank_zero["checkpoint"], from_rank_zero["complete"], from_rank_zero["evaluation"])
-    if state.complete:
-        return state
-    if state.checkpoint:
-        content = group.broadcast_bytes(content)
-        if hashlib.sha256(content).hexdigest() != from_rank_zero["sha256"]:
-            raise DataCorrupt(
-                f"rank {group.rank} received damaged weights from rank 0", next_step="check the network, start again"
-            )
-        load(content)
-        log(f"resumed from run {state.checkpoint['run']}, step {state.step}")
-    check_equal_on_all_ranks(model, group)
-    return state
 
 
 def check_compatible(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
@@ -341,9 +296,7 @@ def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
 
 def fault_of(manifest: Mapping[str, Any]) -> str:
     """Return why no training of ddptrain has written the manifest; empty if one has."""
-    wrong = [name for name in _REQUIRED if manifest.get(name) is None]
-    wrong += [name for name, kind in _FIELDS.items() if type(manifest.get(name)) not in (kind, type(None))]
-    if wrong:
+    if wrong := [name for name, kind in _FIELDS.items() if not isinstance(manifest.get(name), kind)]:
         return f"its manifest has no valid {', '.join(wrong)}"
     results = manifest.get("evaluation") or {}
     if manifest.get("complete") and not all(type(results.get(name)) in (int, float) for name in ("accuracy", "loss")):

@@ -7,54 +7,25 @@ number of ranks (with the same number of threads).
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 
 from ddprun.distributed.process_group import Group
 from ddptrain.data.batches import normalise
+from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import shard
 
 CHUNK = 250
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Sums over the whole set, from which accuracy and loss are computed once."""
-
-    correct: int
-    samples: int
-    loss_sum: float
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
-
-    @property
-    def loss(self) -> float:
-        return self.loss_sum / self.samples
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields that manifests and termination reports record."""
-        return {"accuracy": self.accuracy, "loss": self.loss, "correct": self.correct, "samples": self.samples}
-
-
-@dataclass(frozen=True)
-class ResidentSet:
-    """A test set on the device: ``images`` (n, 28, 28) uint8, ``labels`` (n,) int64."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-
-    @classmethod
-    def on(cls, device: torch.device, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> "ResidentSet":
-        """Copy a test set to the device; a copy, because torch warns of arrays that cannot be written."""
-        return cls(*(torch.from_numpy(array).to(device) for array in (images.copy(), labels.astype(np.int64))))
+def test_set(dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the test set on the device: images (n, 28, 28) uint8, labels (n,) int64."""
+    images = dataset.test_images.copy()  # torch warns of arrays that cannot be written
+    return torch.from_numpy(images).to(device), torch.from_numpy(dataset.test_labels.astype(np.int64)).to(device)
 
 
 def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:
@@ -66,6 +37,9 @@ def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]
 @torch.no_grad()
 def logits_of(model: nn.Module, images: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the logits (n, 10) float64 of images on the device; collective, with the same result on every rank.
+
+    Args:
+        model: the bare model, not wrapped.
 
     Raises:
         AssertionError: the ranks did not evaluate every sample exactly once, which is a bug in this module.
@@ -82,8 +56,9 @@ def logits_of(model: nn.Module, images: torch.Tensor, group: Group) -> torch.Ten
     return table[:, :10]
 
 
-def evaluate(model: nn.Module, test: ResidentSet, group: Group) -> Evaluation:
-    """Return the evaluation of the unwrapped ``model``; collective, with the same result on every rank."""
-    logits = logits_of(model, test.images, group)
-    losses = functional.cross_entropy(logits, test.labels, reduction="none")
-    return Evaluation(int((logits.argmax(1) == test.labels).sum()), len(test.labels), math.fsum(losses.tolist()))
+def evaluate(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    """Return accuracy, loss, correct and samples, as manifests record them, from what ``logits_of`` has returned."""
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    correct, samples = int((logits.argmax(1) == labels).sum()), len(labels)
+    loss = math.fsum(losses.tolist()) / samples
+    return {"accuracy": correct / samples, "loss": loss, "correct": correct, "samples": samples}

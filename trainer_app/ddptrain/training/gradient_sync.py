@@ -86,11 +86,12 @@ class GradientSync:
         """Release the process group, before it is destroyed."""
 
     def _loss_sum(self, piece: Piece) -> torch.Tensor:
+        images, labels = piece
         # No cache of casts, because every weight is used once.
         with torch.autocast(self._group.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
-            logits = self._forward(piece.images)
+            logits = self._forward(images)
         logits = logits.float() if self._bf16 else logits
-        return functional.cross_entropy(logits, piece.labels, reduction="sum", label_smoothing=self._label_smoothing)
+        return functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=self._label_smoothing)
 
     def _backward(self, loss_sum: torch.Tensor, global_count: int) -> None:
         (loss_sum * (self.averaged_over / global_count)).backward()  # type: ignore[no-untyped-call]
@@ -206,16 +207,11 @@ class Bucketed(GradientSync):
         for waiting in self._buckets[len(self._work) :]:
             if waiting.missing:
                 return
-            self._send(waiting)
-
-    def _send(self, bucket: Bucket) -> None:
-        work = dist.all_reduce(bucket.flat, async_op=True)
-        assert work is not None
-        self._work.append(work)
+            self._work.append(dist.all_reduce(waiting.flat, async_op=True))
 
     def _exchange(self) -> None:
         for bucket in self._buckets[len(self._work) :]:  # those with an unused parameter, and all after them
-            self._send(bucket)
+            self._work.append(dist.all_reduce(bucket.flat, async_op=True))
         for work in self._work:
             work.wait()
         self._work.clear()

@@ -1,8 +1,8 @@
 """The optimizers, and the one-cycle learning rate, which is a pure function of the step and therefore never saved.
 
-Used by the trainer. Not ``torch.optim``: constructing any of its classes imports ``torch._dynamo``, which takes longer
-than ``import torch`` itself. AdamW and SGD call the same fused kernels, so their updates are those of ``torch.optim``,
-bit for bit, and the state has the same format.
+Not ``torch.optim``: constructing any of its classes imports ``torch._dynamo``, which takes longer than ``import torch``
+itself. AdamW and SGD call the same fused kernels, so their updates are those of ``torch.optim``, bit for bit, and the
+state has the same format.
 """
 
 import math
@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from ddptrain.config import Config
-from ddptrain.training import muon
 
 ParameterState = dict[str, torch.Tensor]  # what the rule of a parameter remembers, by the names of torch.optim
 _WARM_UP = 0.2  # share of all steps with a rising learning rate
 _START, _END = 1 / 25, 1 / 10_000  # of the peak
 _BETAS, _EPSILON = (0.7, 0.9), 1e-8
 _MOMENTUM = 0.9
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b and c of the polynomial a·x + b·x³ + c·x⁵, from the post on Muon
+_STEPS = 4  # of Newton and Schulz
 _MUON_SCALE = 10.0  # times --lr, because an orthogonal update is small in every entry
 
 
@@ -83,14 +84,13 @@ class Optimizer:
 def build(config: Config, model: nn.Module) -> Optimizer:
     """Return the configured optimizer; the trainer sets the learning rate of each step."""
     parameters, decay = list(model.parameters()), config.weight_decay
-    if config.optimizer == "sgd":
-        return Optimizer(parameters, [ParameterGroup(parameters, partial(sgd, weight_decay=decay))])
-    if config.optimizer == "adamw":
-        return Optimizer(parameters, [ParameterGroup(parameters, partial(adamw, weight_decay=decay))])
-    matrices = muon.matrices(parameters)
+    if config.optimizer != "muon":
+        rule = {"sgd": sgd, "adamw": adamw}[config.optimizer]
+        return Optimizer(parameters, [ParameterGroup(parameters, partial(rule, weight_decay=decay))])
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2][:-1]  # not the layer of the classes
     chosen = {id(parameter) for parameter in matrices}
     others = [p for p in parameters if id(p) not in chosen]
-    by_muon = ParameterGroup(matrices, partial(muon.update, weight_decay=decay), _MUON_SCALE)
+    by_muon = ParameterGroup(matrices, partial(muon, weight_decay=decay), _MUON_SCALE)
     return Optimizer(parameters, [by_muon, ParameterGroup(others, partial(adamw, weight_decay=decay))])
 
 
@@ -100,15 +100,13 @@ def adamw(
 ) -> None:  # fmt: skip
     """Apply one step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with betas .7/.9 in one fused kernel."""
     for parameter, state in zip(parameters, states, strict=True):
-        if not state:
+        if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     steps = [state["step"] for state in states]
     torch._foreach_add_(steps, 1)
     torch._fused_adamw_(
         [*parameters], gradients(parameters),
-        [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [], steps,
+        buffers("exp_avg", parameters, states), buffers("exp_avg_sq", parameters, states), [], steps,
         lr=learning_rate, beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
         amsgrad=False, maximize=False, found_inf=found_inf,
     )  # fmt: skip
@@ -121,19 +119,73 @@ def sgd(
     found_inf: torch.Tensor | None = None, *, weight_decay: float,
 ) -> None:  # fmt: skip
     """Apply one step of SGD with momentum .9 in one fused kernel; the momentum becomes the first gradient."""
-    for parameter, state in zip(parameters, states, strict=True):
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     torch._fused_sgd_(
-        [*parameters], gradients(parameters), [state["momentum_buffer"] for state in states],
+        [*parameters], gradients(parameters), buffers("momentum_buffer", parameters, states),
         lr=learning_rate, weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
         maximize=False, is_first_step=False, found_inf=found_inf,
     )  # fmt: skip
 
 
+def muon(
+    parameters: list[nn.Parameter], states: list[ParameterState], learning_rate: float,
+    found_inf: torch.Tensor | None = None, *, weight_decay: float,
+) -> None:  # fmt: skip
+    """Apply one step of Muon with Nesterov momentum .9 and decoupled weight decay; a filter is a row of its matrix.
+
+    Keller Jordan, https://kellerjordan.github.io/posts/muon: the singular values of the momentum are moved near 1, so
+    all directions of a matrix learn equally fast.
+    """
+    rate: float | torch.Tensor = learning_rate
+    weight: float | torch.Tensor = 1 - _MOMENTUM
+    found = gradients(parameters)
+    if found_inf is not None:
+        found = [g.masked_fill(found_inf.bool(), 0.0) for g in found]  # a NaN remains a NaN if multiplied with 0
+        acts = 1 - found_inf.double()
+        rate, weight = learning_rate * acts, (weight * acts).to(parameters[0].dtype)
+    momenta = buffers("momentum_buffer", parameters, states)
+    for parameter, gradient, momentum in zip(parameters, found, momenta, strict=True):
+        momentum.lerp_(gradient, weight)
+        matrix = gradient.lerp(momentum, _MOMENTUM).flatten(1)
+        scale = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
+        # Not add_ with alpha: it rounds once, which a rate on the device cannot.
+        change = orthogonalized(matrix) * (rate * scale)
+        parameter.mul_(1 - rate * weight_decay).sub_(change.view(parameter.shape))
+
+
+def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
+    """Return U·S·Vᵀ of a matrix U·Σ·Vᵀ, where S has the singular values that four Newton-Schulz steps make of Σ/|Σ|.
+
+    A step replaces X by (a·I + b·XXᵀ + c·(XXᵀ)²)·X. All these factors are polynomials of the first XXᵀ and commute, so
+    they are multiplied with each other, as small squares, and only once with the long rows of X.
+    """
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalized(matrix.T).T
+    rows = matrix / matrix.norm().clamp(min=1e-7)
+    a, b, c = _NEWTON_SCHULZ
+    gram = rows @ rows.T
+    factor = None
+    for step in range(_STEPS):
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        polynomial.diagonal().add_(a)
+        factor = polynomial if factor is None else polynomial @ factor
+        if step < _STEPS - 1:
+            gram = polynomial @ gram @ polynomial
+    assert factor is not None
+    result: torch.Tensor = factor @ rows
+    return result
+
+
 def gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
     """Return the gradients of the parameters that have a gradient."""
     return [p.grad for p in parameters if p.grad is not None]
+
+
+def buffers(name: str, parameters: list[nn.Parameter], states: list[ParameterState]) -> list[torch.Tensor]:
+    """Return each parameter's tensor of the name, which is zero before its first step."""
+    for parameter, state in zip(parameters, states, strict=True):
+        if name not in state:
+            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return [state[name] for state in states]
 
 
 def one_cycle(peak: float, step: int, total_steps: int) -> float:

@@ -1,4 +1,4 @@
-"""The training loop. Every rank runs the same lines in the same order; ``worker`` calls ``train``."""
+"""The training loop. Every rank runs the same lines in the same order; ``worker`` runs it."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -10,18 +10,18 @@ from torch import nn
 from ddprun.distributed.process_group import Group
 from ddprun.errors import Stopped
 from ddprun.reporting.console import Console
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import ProgressRecord
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.errors import NotFinite
-from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training import gradient_sync, models, optim
 from ddptrain.training.bitwise import Bitwise
-from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
-from ddptrain.training.evaluate import Evaluation, ResidentSet, evaluate
+from ddptrain.training.checkpointer import Checkpointer, SaveResult
+from ddptrain.training.evaluate import evaluate, logits_of, test_set
+from ddptrain.training.metrics import MetricsLogger
 from ddptrain.training.step import ON_GPU, Step, StepResults
 
 
@@ -35,71 +35,54 @@ class Result:
     already_finished: bool
 
 
-def train(
-    config: Config,
-    dataset: Dataset,
-    group: Group,
-    *,
-    bf16: bool,
-    progress: Progress,
-    console: Console,
-    stop: StopFlag,
-) -> Result:
-    """Train from the newest checkpoint to the last step; collective.
+class Training:
+    """One rank's parts of a training, and the loop over its steps.
 
     Args:
         bf16: whether the passes run in bfloat16; the same on every rank.
-    Raises:
-        Stopped: a signal came, or --stop-after was reached; all ranks leave after the same step.
-        NotFinite, Superseded, VolumeError, Mismatch: see ``errors``.
     """
-    group.heartbeat.mark("setup")
-    schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
-    metrics = MetricsLogger(progress, console, epochs=config.epochs, steps_per_epoch=schedule.steps_per_epoch)
-    checkpointer = Checkpointer(config, dataset, schedule, group, bf16=bf16, metrics=metrics, log=console.log)
-    model = models.build(config, group.device)
-    optimizer = optim.build(config, model)
-    start = resume(config, group, checkpointer, model=model, optimizer=optimizer, log=console.log)
-    if start.checkpoint:
-        metrics.resumed(start.checkpoint, (start.evaluation or {}).get("accuracy"))
-    if start.complete:
-        assert start.evaluation is not None, "the last step ends an epoch"
-        return Result(start.evaluation, start.checkpoint, start.checkpoint, already_finished=True)
 
-    gradients = build_gradient_sync(config, model, group, bf16=bf16)
-    batches = TrainingBatches(
-        dataset.train_images, dataset.train_labels, schedule,
-        shift=config.shift, device=group.device, dtype=getattr(torch, config.dtype),
-    )  # fmt: skip
-    trainer = Trainer(
-        config, group, stop, schedule, metrics, checkpointer, model, optimizer, gradients, batches,
-        test_set=ResidentSet.on(group.device, dataset.test_images, dataset.test_labels),
-        one_step=Step(batches, gradients, optimizer, group),
-        results=StepResults(group, config.log_every or (1 if group.device.type == "cpu" else ON_GPU)),
-    )  # fmt: skip
-    evaluation, saved = trainer.run(start.step)
-    return Result(evaluation.as_dict(), start.checkpoint, saved.checkpoint, already_finished=False)
+    def __init__(
+        self, config: Config, dataset: Dataset, group: Group, stop: StopFlag, *,
+        bf16: bool, progress: ProgressRecord, console: Console,
+    ) -> None:  # fmt: skip
+        group.heartbeat.mark("setup")
+        self.config, self.group, self.stop, self.bf16 = config, group, stop, bf16
+        self.schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
+        self.metrics = MetricsLogger(
+            progress, console, epochs=config.epochs, steps_per_epoch=self.schedule.steps_per_epoch
+        )
+        self.checkpointer = Checkpointer(
+            config, dataset, self.schedule, group, bf16=bf16, metrics=self.metrics, log=console.log
+        )
+        self.model = models.build(config, group.device)
+        self.optimizer = optim.build(config, self.model)
+        self.batches = TrainingBatches(
+            dataset.train_images, dataset.train_labels, self.schedule,
+            shift=config.shift, device=group.device, dtype=getattr(torch, config.dtype),
+        )  # fmt: skip
+        self.test_set = test_set(dataset, group.device)
+        self.results = StepResults(group, config.log_every or (1 if group.device.type == "cpu" else ON_GPU))
 
+    def run(self) -> Result:
+        """Train from the newest checkpoint to the last step; collective.
 
-@dataclass
-class Trainer:
-    """One rank's parts of a training, and the loop over its steps."""
+        Raises:
+            Stopped: a signal came, or --stop-after was reached; all ranks leave after the same step.
+            NotFinite, Superseded, VolumeError, Mismatch: see ``errors``.
+        """
+        start = self.checkpointer.resume(self.model, self.optimizer)
+        if start.checkpoint:
+            self.metrics.resumed(start.checkpoint, (start.evaluation or {}).get("accuracy"))
+        if start.complete:
+            assert start.evaluation is not None, "the last step ends an epoch"
+            return Result(start.evaluation, start.checkpoint, start.checkpoint, already_finished=True)
+        self.gradients = build_gradient_sync(self.config, self.model, self.group, bf16=self.bf16)
+        self.one_step = Step(self.batches, self.gradients, self.optimizer, self.group)
+        evaluation, saved = self._steps(start.step)
+        return Result(evaluation, start.checkpoint, saved.checkpoint, already_finished=False)
 
-    config: Config
-    group: Group
-    stop: StopFlag
-    schedule: Schedule
-    metrics: MetricsLogger
-    checkpointer: Checkpointer
-    model: nn.Module
-    optimizer: optim.Optimizer
-    gradients: gradient_sync.GradientSync
-    batches: TrainingBatches
-    test_set: ResidentSet
-    one_step: Step
-    results: StepResults
-
-    def run(self, first: int) -> tuple[Evaluation, SaveResult]:
+    def _steps(self, first: int) -> tuple[dict[str, Any], SaveResult]:
         """Run the steps after ``first`` completed ones. Returns the last evaluation and the last save; collective."""
         config, group, schedule = self.config, self.group, self.schedule
         evaluation = saved = None
@@ -156,15 +139,17 @@ class Trainer:
     def _learning_rate(self, step: int) -> float:
         return optim.one_cycle(self.config.learning_rate, step, self.schedule.total_steps)
 
-    def _evaluate(self, done: int) -> Evaluation:
+    def _evaluate(self, done: int) -> dict[str, Any]:
         self.group.heartbeat.mark("evaluate")
-        result = evaluate(self.model, self.test_set, self.group)
-        if not math.isfinite(result.loss):  # raised before the save: a later start could not use these weights
-            raise self._not_finite(f"test loss is {result.loss} after step {done}", result.loss, done - 1)
-        self.metrics.evaluation(done, accuracy=result.accuracy, loss=result.loss, samples=result.samples)
+        images, labels = self.test_set
+        result = evaluate(logits_of(self.model, images, self.group), labels)
+        loss = result["loss"]
+        if not math.isfinite(loss):  # raised before the save: a later start could not use these weights
+            raise self._not_finite(f"test loss is {loss} after step {done}", loss, done - 1)
+        self.metrics.evaluation(done, accuracy=result["accuracy"], loss=loss, samples=result["samples"])
         return result
 
-    def _save(self, done: int, evaluation: Evaluation | None) -> SaveResult | None:
+    def _save(self, done: int, evaluation: dict[str, Any] | None) -> SaveResult | None:
         """Save on rank 0. Returns what was saved, or None on other ranks."""
         if self.group.rank != 0:
             return None
@@ -179,7 +164,7 @@ class Trainer:
         by_flag = done == self.config.stop_after and not self.stop.requested
         reason = f"stopped by --stop-after {done}" if by_flag else f"stopped by a signal after step {done}"
         self.metrics.log("stopped", done, message=reason)
-        self.metrics.flush(done)
+        self.metrics.flush()
         result = self._from_rank_zero("stopped", saved)
         self.gradients.close()
         self.group.close()
@@ -200,7 +185,8 @@ class Trainer:
 
         def write() -> bool:
             self.group.heartbeat.mark("save", limit=self.config.volume_timeout)
-            self.metrics.not_finite(step + 1, loss=loss, learning_rate=self._learning_rate(step))
+            self.metrics.log("not finite", step + 1, loss=loss, lr=self._learning_rate(step))
+            self.metrics.flush()
             return self.checkpointer.set_aside(step)
 
         if self.group.run_on_rank_zero("not finite", write, self.config.collective_timeout, ending=True):

@@ -13,12 +13,11 @@ from ddpjob.api.log_failure import log_failure
 from ddpjob.api.objects import Json, event_time
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.status import Condition, CurrentAttempt, DDPJobStatus, Failure, recorded_status
-from ddpjob.api.text import shorten
+from ddpjob.api.text import clean, shorten
 from ddpjob.api.times import seconds_between
 from ddpjob.client.snapshot import Snapshot
 from ddpjob.client.verdict.explanation import NORMAL, Confidence, Evidence, Explanation, Stage
 from ddpjob.engine.attempt import recorded_attempt
-from ddpjob.engine.claims import unbound_claim
 from ddpjob.engine.desired import Job
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.obstacles import EARLIER_PODS
@@ -70,10 +69,17 @@ class Case:
 
     @cached_property
     def unbound(self) -> str:
-        """Why claims are not bound; empty if all are, or nothing is known."""
-        claims = sorted(self.facts.claims.items())
-        texts = (unbound_claim(name, claim, self.events_of("PersistentVolumeClaim", name)) for name, claim in claims)
-        return "; ".join(filter(None, texts))
+        """Why claims are not bound; empty if all are, or nothing is known.
+
+        The newest event says for example that the storage class does not exist, or that nothing provisions the claim.
+        """
+        texts = []
+        for name, claim in sorted(self.facts.claims.items()):
+            phase = (claim.get("status") or {}).get("phase", "Pending") if claim is not None else "absent"
+            newest = self.events_of("PersistentVolumeClaim", name)[-1:] if claim is not None else []
+            why = "".join(f": {event.get('reason')}: {event.get('message')}" for event in newest)
+            texts += [shorten(clean(f"claim {name} is {phase}{why}"), MAX_ADVICE)] if phase != "Bound" else []
+        return "; ".join(texts)
 
     def of_claims(self) -> Iterator[Evidence]:
         """Yield phase and newest event of each claim that is not bound."""

@@ -12,7 +12,7 @@ from ddpjob.client.verdict.facts import Case
 from ddpjob.engine.attempt import SUSPENDED, waits
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, evidence_of, failed_pods, needs_log, root_cause
 from ddpjob.engine.failures import COLLECTIVE_TIMEOUT, DIVERGED, PEER_LOST, Context
-from ddpjob.engine.judgement import failure_record, judge, place_first
+from ddpjob.engine.judgement import failure_record, judge
 from ddpjob.engine.state import MAX_LOGS
 
 _STAGES: Mapping[str, Stage] = {
@@ -171,7 +171,7 @@ def _failed(case: Case, failure: Failure, start: str, end: Evidence | None, *, i
     return case.verdict(
         stage,
         shown.reason,
-        f"{start}: {place_first(shown)}",
+        f"{start}: {_place_first(shown)}",
         [_recorded(case, failure) if is_recorded else None, *source, end],
         confidence=_confidence(shown),
         needs=needs,
@@ -240,3 +240,9 @@ def last_failure(case: Case) -> Evidence | None:
     """Return the last failure as evidence, for an attempt that follows it."""
     failure = case.last_failure
     return _recorded(case, failure) if failure is not None else None
+
+
+def _place_first(failure: Failure) -> str:
+    """Return the message of a failure with the place in the user's code before the pod."""
+    who, is_found, what = failure.message.partition(f", {failure.where}: ")
+    return f"{failure.where}: {what} ({who})" if is_found else failure.message

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
@@ -42,12 +42,6 @@ class VolumeFile(WireModel):
     """Size when it was listed."""
     modified: str
     """When it was last written."""
-
-
-class ListedFile(VolumeFile):
-    """A file as the reader lists it, with its inode, which a file of the same name may replace."""
-
-    inode: int = Field(ge=0, lt=2**64)
 
 
 class CheckpointFile(WireModel):
@@ -145,11 +139,16 @@ class PullProgress:
 OnProgress = Callable[[PullProgress], None]
 
 
+def ignore(_progress: PullProgress) -> None:
+    """Show nothing."""
+
+
 @dataclass(frozen=True)
 class Volume:
     """The volume of a job: fields of ``VolumeContents``, and what runs ``reader`` beside it.
 
-    output: yields the output of ``list`` or ``send`` and their arguments; it may raise ``CutError``.
+    output: yields the output of ``list`` or ``send`` and their arguments; it may raise ``CutError``. patience: is reset
+    by each message that brings something new.
     """
 
     job: str
@@ -157,8 +156,10 @@ class Volume:
     claim: str
     directory: str
     output: Callable[..., Generator[bytes, None, None]]
+    on_progress: OnProgress = ignore
+    patience: Patience = field(default_factory=Patience)
 
-    def messages(self, *command: str) -> Iterator[Json | bytes]:
+    def messages(self, *command: str) -> Generator[Json | bytes, None, None]:
         """Yield the objects that a command sends, and the bytes of files as they arrive, up to ``end``.
 
         Raises:
@@ -168,35 +169,43 @@ class Volume:
         with contextlib.closing(self.output(*command)) as output:
             yield from _messages(output)
 
+    def wait_after(self, cut: CutError) -> None:
+        """Wait before the next try. Raises ``UnavailableError`` if there is none."""
+        self.on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
+        if (delay := self.patience.delay(time.monotonic())) is None:
+            raise UnavailableError(
+                f"the volume could not be read for {self.patience.seconds:g} s: {cut}",
+                "the API server, the kubelet of the pod or the volume does not answer",
+                "run the same command again: it continues where it ended",
+            ) from cut
+        time.sleep(delay)
+
 
 def _messages(output: Iterable[bytes]) -> Iterator[Json | bytes]:
-    line, left = b"", 0
+    rest, left = b"", 0  # left: bytes of a file that are still to come
     for piece in output:
-        at = 0
-        while at < len(piece):
+        rest += piece
+        while rest:
             if left:
-                part = piece[at : at + left]
-                at, left = at + len(part), left - len(part)
+                part, rest = rest[:left], rest[left:]
+                left -= len(part)
                 yield part
                 continue
-            end = piece.find(b"\n", at) + 1
-            line += piece[at : end or len(piece)]
-            at = end or len(piece)
+            line, end, after = rest.partition(b"\n")
             if len(line) > _LONGEST_LINE:
                 raise _not_of_reader(line)
-            if end:
-                try:
-                    message = json.loads(line)
-                    left = message.get("data", 0)
-                    is_valid = isinstance(left, int) and left >= 0
-                except (ValueError, AttributeError):
-                    is_valid = False
-                if not is_valid:
-                    raise _not_of_reader(line)
-                yield message
-                line = b""
-                if "end" in message:
-                    return
+            if not end:
+                break
+            rest = after
+            try:
+                message = json.loads(line)
+                if (left := int(message.get("data", 0))) < 0:
+                    raise ValueError(left)
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+                raise _not_of_reader(line) from error
+            yield message
+            if "end" in message:
+                return
     raise CutError("the output ended early")
 
 
@@ -209,117 +218,81 @@ def _not_of_reader(output: object) -> UnavailableError:
     )
 
 
-Files = dict[str, ListedFile]
+Files = dict[str, VolumeFile]
 """All files of a volume, by path."""
 
 
-def listing(volume: Volume, found: Iterable[Json | bytes]) -> tuple[VolumeContents, Files]:
-    """Return what a volume holds, and all its files, from the messages of ``list``.
+def list_volume(volume: Volume, *, verify: bool = False) -> tuple[VolumeContents, Files]:
+    """Return what a volume holds, and all its files; a cut connection is made again.
+
+    verify: read the checkpoints and compare their digests.
 
     Raises:
-        CutError: they ended early.
-        UnavailableError: they are wrong.
+        UnavailableError: it could not be read for too long, or this is not the output of the reader.
     """
-    files: Files = {}
-    checkpoints: list[CheckpointFile] = []
-    end: Json = {}
-    for message in found:
+    known = 0
+    while True:
+        files: Files = {}
+        checkpoints: list[CheckpointFile] = []
+        unlisted: list[str] = []
         try:
-            match message:
-                case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
-                    raise ValueError("too many")
-                case {"file": {"path": path, "modified": modified, **fields}}:
-                    files[path] = ListedFile.model_validate(fields | {"path": _safe(path), "modified": _time(modified)})
-                case {"checkpoint": {"path": path, "saved": saved, **fields}}:
-                    known = fields | {"path": _safe(path), "saved": _time(saved)}
-                    checkpoints.append(CheckpointFile.model_validate(known))
-                case {"end": end}:
-                    pass
-        except (ValueError, TypeError, OverflowError, OSError) as error:  # of pydantic, too
-            raise _not_of_reader(message) from error
+            for number, message in enumerate(volume.messages("list", *(["verify"] if verify else [])), 1):
+                if number > known:
+                    known = number
+                    volume.patience.reset()
+                if isinstance(message, dict) and "working" in message:
+                    volume.on_progress(PullProgress(path=str(message["working"])))
+                _add(message, files, checkpoints, unlisted)
+            return _contents(volume, files, checkpoints, unlisted), files
+        except CutError as cut:
+            volume.wait_after(cut)
+
+
+def _add(message: Json | bytes, files: Files, checkpoints: list[CheckpointFile], unlisted: list[str]) -> None:
+    """Add what a message of ``list`` says. Raises ``UnavailableError`` if it is wrong."""
+    try:
+        match message:
+            case {"file": _} | {"checkpoint": _} if max(len(files), len(checkpoints)) >= MOST_FILES:
+                raise ValueError("too many")
+            case {"file": {"path": path, "modified": modified, **fields}}:
+                files[path] = VolumeFile.model_validate(fields | {"path": _safe(path), "modified": _time(modified)})
+            case {"checkpoint": {"path": path, "saved": saved, **fields}}:
+                known = fields | {"path": _safe(path), "saved": _time(saved)}
+                checkpoints.append(CheckpointFile.model_validate(known))
+            case {"end": end}:
+                unlisted += map(str, end.get("unlisted") or ())
+    except (ValueError, TypeError, AttributeError, OverflowError, OSError) as error:  # of pydantic, too
+        raise _not_of_reader(message) from error
+
+
+def _contents(volume: Volume, files: Files, checkpoints: list[CheckpointFile], unlisted: list[str]) -> VolumeContents:
     # A training that goes on may have deleted the file since the manifest was read.
-    checkpoints = [found for found in checkpoints if found.problem or all(path in files for path in found.pair)]
-    checkpoints.sort(key=lambda checkpoint: (-checkpoint.run, -checkpoint.step, checkpoint.path))
-    of_checkpoints = {path for checkpoint in checkpoints for path in checkpoint.pair}
+    found = [each for each in checkpoints if each.problem or all(path in files for path in each.pair)]
+    of_checkpoints = {path for checkpoint in found for path in checkpoint.pair}
     rest = [file for path, file in files.items() if path not in of_checkpoints]
-    contents = VolumeContents(
+    return VolumeContents(
         job=volume.job,
         namespace=volume.namespace,
         claim=volume.claim,
         directory=volume.directory,
-        checkpoints=checkpoints,
+        checkpoints=sorted(found, key=lambda checkpoint: (-checkpoint.run, -checkpoint.step, checkpoint.path)),
         metrics=[file for file in rest if _METRICS.search(file.path)],
         others=[file for file in rest if not _METRICS.search(file.path)],
-        unlisted=[str(text) for text in end.get("unlisted") or ()],
+        unlisted=unlisted,
     )
-    return contents, files
-
-
-def read_contents(volume: Volume, on_progress: OnProgress | None = None, *, verify: bool) -> VolumeContents:
-    """Return what the volume holds. verify: read the checkpoints and compare their digests."""
-    return list_volume(volume, on_progress or ignore, Patience(), *(["verify"] if verify else []))[0]
-
-
-def list_volume(
-    volume: Volume, on_progress: OnProgress, patience: Patience, *arguments: str
-) -> tuple[VolumeContents, Files]:
-    """Return what the volume holds, and show which file is read; a cut connection is made again."""
-    seen: set[str] = set()
-
-    def shown() -> Iterator[Json | bytes]:
-        for message in volume.messages("list", *arguments):
-            match message:
-                case {"working": path}:
-                    on_progress(PullProgress(path=path))
-                    continue
-                case {"file": {"path": str(path)}} if path not in seen:
-                    seen.add(path)
-                    patience.reset()
-            yield message
-
-    while True:
-        try:
-            return listing(volume, shown())
-        except CutError as cut:
-            on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
-            wait_after(cut, patience)
-
-
-def ignore(_progress: PullProgress) -> None:
-    """Show nothing."""
-
-
-def wait_after(cut: CutError, patience: Patience) -> None:
-    """Wait before the next try. Raises ``UnavailableError`` if there is none.
-
-    ``patience`` is reset after each new byte that has arrived.
-    """
-    if (delay := patience.delay(time.monotonic())) is None:
-        raise UnavailableError(
-            f"the volume could not be read for {patience.seconds:g} s: {cut}",
-            "the API server, the kubelet of the pod or the volume does not answer",
-            "run the same command again: it continues where it ended",
-        ) from cut
-    time.sleep(delay)
-
-
-class Choice(NamedTuple):
-    """What to copy: the arguments of ``Client.pull``; without any, the newest checkpoint."""
-
-    steps: Collection[int] = ()
-    metrics: bool = False
-    everything: bool = False
 
 
 class Wanted(NamedTuple):
     """One file to copy. sha256: the digest that its content must have."""
 
-    file: ListedFile
+    file: VolumeFile
     sha256: str | None = None
 
 
-def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list[Wanted]:
-    """Return the files to copy.
+def wanted_files(
+    contents: VolumeContents, files: Files, steps: Collection[int], *, metrics: bool, everything: bool
+) -> list[Wanted]:
+    """Return the files to copy; for the other arguments see ``Client.pull``.
 
     The file of a checkpoint comes before its manifest: a checkpoint exists once its manifest does.
 
@@ -327,38 +300,36 @@ def wanted_files(contents: VolumeContents, files: Files, choice: Choice) -> list
         InvalidJobError: there is nothing of the kind.
         DamagedFileError: a checkpoint that was asked for is damaged.
     """
-    if choice.everything:
+    if everything:
         if not files:
             raise _nothing(contents, "no files but hidden ones")
         return [Wanted(files[path]) for path in sorted(files, key=lambda path: (path.endswith(".json"), path))]
-    metrics = [Wanted(files[file.path]) for file in contents.metrics]
     chosen: list[Wanted] = []
-    if choice.steps or not choice.metrics:
-        newest = next((found for found in contents.checkpoints if found.problem is None), None)
-        if not choice.steps and newest is None:
-            raise _nothing(contents, "no checkpoint")
-        of_steps = [_of_step(contents, step) for step in sorted(set(choice.steps))]
-        for found in of_steps or filter(None, [newest]):
+    if steps or not metrics:
+        for step in sorted(set(steps)) or (None,):
+            found = _checkpoint(contents, step)
             content, manifest = found.pair
             chosen += Wanted(files[content], found.sha256), Wanted(files[manifest])
-    if choice.metrics and not metrics:
+    if metrics and not contents.metrics:
         raise _nothing(contents, "no metrics")
-    return chosen + (metrics if choice.metrics else [])
+    return chosen + [Wanted(file) for file in contents.metrics if metrics]
 
 
-def _of_step(contents: VolumeContents, step: int) -> CheckpointFile:
-    of_step = [found for found in contents.checkpoints if found.step == step]
-    if not of_step:
-        known = ", ".join(str(found.step) for found in contents.checkpoints[:10]) or "none"
-        raise InvalidJobError(
-            f"the volume of {contents.job} holds no checkpoint of step {step}",
-            f"there are checkpoints of the steps {known}; older ones are deleted by the training",
-            f"ddpjob checkpoints {contents.job}",
-        )
-    best = next((found for found in of_step if found.problem is None), of_step[0])
-    if best.problem is not None:
-        raise damaged(contents.job, best.path, best.problem)
-    return best
+def _checkpoint(contents: VolumeContents, step: int | None) -> CheckpointFile:
+    """Return the newest checkpoint without a problem; of a step if one is given."""
+    found = [checkpoint for checkpoint in contents.checkpoints if step in (None, checkpoint.step)]
+    if best := next((checkpoint for checkpoint in found if checkpoint.problem is None), None):
+        return best
+    if step is None:
+        raise _nothing(contents, "no checkpoint")
+    if found:
+        raise damaged(contents.job, found[0].path, str(found[0].problem))
+    known = ", ".join(str(found.step) for found in contents.checkpoints[:10]) or "none"
+    raise InvalidJobError(
+        f"the volume of {contents.job} holds no checkpoint of step {step}",
+        f"there are checkpoints of the steps {known}; older ones are deleted by the training",
+        f"ddpjob checkpoints {contents.job}",
+    )
 
 
 def no_volume(job: str) -> InvalidJobError:
@@ -380,15 +351,12 @@ def damaged(job: str, path: str, problem: str) -> DamagedFileError:
 
 
 def _nothing(contents: VolumeContents, what: str) -> DDPJobError:
-    unlisted, others = "; ".join(contents.unlisted[:3]), len(contents.others)
+    job, unlisted, others = contents.job, "; ".join(contents.unlisted[:3]), len(contents.others)
+    writers = "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step"
     return InvalidJobError(
-        f"the volume of {contents.job} holds {what}, in {contents.directory}",
-        f"not listed: {unlisted}"
-        if unlisted
-        else "only ddprun.checkpoints, ddprun.report and ddptrain write what is listed by step",
-        f"ddpjob pull {contents.job} --all copies the other files ({others})"
-        if others
-        else f"ddpjob logs {contents.job}",
+        f"the volume of {job} holds {what}, in {contents.directory}",
+        f"not listed: {unlisted}" if unlisted else writers,
+        f"ddpjob pull {job} --all copies the other files ({others})" if others else f"ddpjob logs {job}",
     )
 
 

@@ -6,7 +6,7 @@ https://kubernetes.io/docs/reference/generated/kubernetes-api/v1.34/#-strong-pro
 import json
 import ssl
 from collections.abc import Generator
-from typing import Any, cast
+from typing import Any
 
 import certifi
 from kubernetes.stream.ws_client import get_websocket_url, websocket_proxycare
@@ -14,12 +14,12 @@ from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketExc
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.client.connection import Connection, path_of
+from ddpjob.client.connection import ApiConnection, path_of, request_error
 from ddpjob.client.volume.contents import CutError
 from ddpjob.errors import NotAllowedError, UnavailableError
 
 _PROTOCOL = "v4.channel.k8s.io"  # of every API server; v5 only adds the end of standard input
-_STDOUT, _STDERR, _STATUS = 1, 2, 3
+_STDOUT, _STDERR, _STATUS = b"\1", b"\2", b"\3"
 _CONNECT_SECONDS = 20.0
 _SILENT_SECONDS = 60.0
 """A connection without a byte for this long is dead: the program gives a sign of life for each 16 MiB."""
@@ -27,7 +27,7 @@ _STDERR_BYTES = 4000
 
 
 def output_of(
-    connection: Connection, namespace: str, pod: str, container: str, command: list[str]
+    connection: ApiConnection, namespace: str, pod: str, container: str, command: list[str]
 ) -> Generator[bytes, None, None]:
     """Yield the standard output of a program in a pod.
 
@@ -38,32 +38,28 @@ def output_of(
     """
     socket = _opened(connection, namespace, pod, container, command)
     errors = b""
-    for channel, data in _frames(socket):
-        if channel == _STDOUT:
-            yield data
-        elif channel == _STDERR:
-            errors = (errors + data)[-_STDERR_BYTES:]
-        elif channel == _STATUS:
-            _require_success(data, errors.decode(errors="replace"))
-            return
-
-
-def _frames(socket: Any) -> Generator[tuple[int, bytes], None, None]:
-    """Yield channel and data of each frame, and close the socket. Raises ``CutError``."""
     try:
         while True:
             opcode, frame = socket.recv_data_frame(control_frame=True)
             if opcode == ABNF.OPCODE_CLOSE:
                 return
-            if opcode in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data:
-                yield frame.data[0], frame.data[1:]
+            if opcode not in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT):
+                continue
+            channel, data = frame.data[:1], frame.data[1:]
+            if channel == _STDOUT:
+                yield data
+            elif channel == _STDERR:
+                errors = (errors + data)[-_STDERR_BYTES:]
+            elif channel == _STATUS:
+                _require_success(data, errors.decode(errors="replace"))
+                return
     except (WebSocketException, OSError) as error:
-        raise CutError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise CutError(request_error(error).message) from error
     finally:
         socket.shutdown()
 
 
-def _opened(connection: Connection, namespace: str, pod: str, container: str, command: list[str]) -> Any:
+def _opened(connection: ApiConnection, namespace: str, pod: str, container: str, command: list[str]) -> Any:
     configuration = connection.api.configuration
     query = [*(("command", word) for word in command), ("container", container), ("stdout", "true"), ("stderr", "true")]
     _, url, headers, *_ = connection.api.param_serialize(
@@ -82,30 +78,27 @@ def _opened(connection: Connection, namespace: str, pod: str, container: str, co
     except WebSocketBadStatusException as error:
         raise _refused(connection, error, pod) from error
     except (WebSocketException, OSError) as error:
-        raise CutError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise CutError(request_error(error).message) from error
     socket.settimeout(_SILENT_SECONDS)
     return socket
 
 
 def _tls(configuration: Any) -> Json:
-    options: Json = {"cert_reqs": ssl.CERT_NONE}
-    if configuration.verify_ssl:
-        options = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": configuration.ssl_ca_cert or certifi.where()}
-        if configuration.assert_hostname is not None:
-            options["check_hostname"] = configuration.assert_hostname
+    verifies = configuration.verify_ssl
     given = {
+        "ca_certs": (configuration.ssl_ca_cert or certifi.where()) if verifies else None,
+        "check_hostname": configuration.assert_hostname if verifies else None,
         "certfile": configuration.cert_file,
         "keyfile": configuration.key_file,
         "server_hostname": configuration.tls_server_name,
     }
-    return options | {key: value for key, value in given.items() if value}
+    options = {key: value for key, value in given.items() if value not in (None, "")}
+    return {"cert_reqs": ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE} | options
 
 
-def _refused(connection: Connection, error: WebSocketBadStatusException, pod: str) -> Exception:
-    body = error.resp_body or b""
+def _refused(connection: ApiConnection, error: WebSocketBadStatusException, pod: str) -> Exception:
     try:
-        answer = json.loads(body)
-        message = str(answer["message"])
+        message = str(json.loads(error.resp_body or b"")["message"])
     except (ValueError, TypeError, KeyError):
         message = f"HTTP {error.status_code}"
     if error.status_code == 403:
@@ -120,28 +113,19 @@ def _refused(connection: Connection, error: WebSocketBadStatusException, pod: st
 
 
 def _require_success(data: bytes, errors: str) -> None:
-    """Raise an error unless the program ended with 0."""
-    if (code := _exit_code(data)) == 0:
-        return
-    message = (errors.strip().splitlines() or [f"exit code {code}"])[-1]
-    if code == 1:  # the program itself failed; it is killed by a signal when its pod ends
+    """Raise an error unless the status of the program says that it ended with 0."""
+    try:
+        status = json.loads(data)
+        if status["status"] == "Success":
+            return
+        message = (errors.strip().splitlines() or [str(status.get("message"))])[-1]
+        causes = (status.get("details") or {}).get("causes") or ()
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise CutError(f"not a status: {data[:200]!r}") from error
+    if {"reason": "ExitCode", "message": "1"} in causes:  # a signal ends it when its pod ends
         raise UnavailableError(
             f"the program that reads the volume failed: {message}",
             "python3 of the job's image is older than 3.7, or the program has an error",
             "report it with this message",
         )
-    raise CutError(f"exit code {code}: {message}")
-
-
-def _exit_code(data: bytes) -> int:
-    """Return the exit code in the status of a program. Raises ``CutError`` if there is none."""
-    try:
-        status = cast(Json, json.loads(data))
-        if status.get("status") == "Success":
-            return 0
-        causes = (status.get("details") or {}).get("causes") or ()
-        return int(next(cause["message"] for cause in causes if cause.get("reason") == "ExitCode"))
-    except StopIteration:
-        raise CutError(str(status.get("message"))) from None
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise CutError(f"not a status: {data[:200]!r}") from error
+    raise CutError(message)

@@ -9,6 +9,7 @@ the program works.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -53,47 +54,45 @@ def listing(root: str, verify: bool) -> Generator[bytes, None, None]:
             continue  # deleted since its folder was read
         if not stat.S_ISREG(found.st_mode):
             continue
-        file = {"path": path, "bytes": found.st_size, "modified": found.st_mtime, "inode": found.st_ino}
-        yield _line({"file": file})
+        yield _line({"file": {"path": path, "bytes": found.st_size, "modified": found.st_mtime}})
         name = _MANIFEST.search(path)
         if name:
             yield from _checkpoint(root, path, int(name.group(1)), int(name.group(2)), verify)
     yield _line({"end": {"unlisted": unlisted[:100]}})
 
 
-def send(root: str, wanted: Sequence[tuple[str, int, int, int]]) -> Generator[bytes, None, None]:
-    """Yield of each file (path, offset, size, inode) its bytes from offset on, and the digest of bytes 0 to size.
+def send(root: str, wanted: Sequence[tuple[str, int, int]]) -> Generator[bytes, None, None]:
+    """Yield of each file (path, offset, size) its bytes from offset on, and the digest of all its bytes.
 
-    A file that has grown is sent up to size. Another inode of another size has replaced it, and its beginning is no
-    file; the inode alone is not enough, because some network file systems do not keep it.
+    size: the file must have so many bytes at least. One with fewer is being written again.
     """
-    for path, offset, size, inode in wanted:
-        yield _line({"begin": path})
-        digest, done = hashlib.sha256(), 0
+    for path, offset, size in wanted:
         try:
-            with Path(root, path).open("rb") as stream:
-                state = os.fstat(stream.fileno())
-                if state.st_ino != inode and state.st_size != size:
-                    yield _line({"failed": path, "errno": None, "reason": "another file has its name"})
-                    continue
-                while done < size:
-                    data = stream.read(min(_PART, (offset if done < offset else size) - done))
-                    if not data:
-                        break
-                    digest.update(data)
-                    if done >= offset:
-                        yield _line({"data": len(data)}) + data
-                    elif done % _SIGN_OF_LIFE < _PART:
-                        yield _line({"working": path})
-                    done += len(data)
+            digest = yield from _content(root, path, offset, size)
         except OSError as error:
             yield _line({"failed": path, "errno": error.errno, "reason": error.strerror})
-            continue
-        if done < size:
-            yield _line({"failed": path, "errno": None, "reason": "it has become shorter"})
         else:
-            yield _line({"sent": path, "sha256": digest.hexdigest()})
+            yield _line({"sent": path, "sha256": digest})
     yield _line({"end": {}})
+
+
+def _content(root: str, path: str, offset: int, size: int = 0) -> Generator[bytes, None, str]:
+    """Yield the bytes of a file from offset on, up to the size that it has now, and return the digest of the whole."""
+    digest, done = hashlib.sha256(), 0
+    with Path(root, path).open("rb") as stream:
+        size = max(size, os.fstat(stream.fileno()).st_size)
+        while done < size:
+            data = stream.read(min(_PART, size - done))
+            if not data:
+                raise OSError(errno.ESTALE, "it has become shorter")
+            digest.update(data)
+            if done + len(data) > offset:
+                sent = data[max(offset - done, 0) :]
+                yield _line({"data": len(sent)}) + sent
+            elif done % _SIGN_OF_LIFE < _PART:
+                yield _line({"working": path})
+            done += len(data)
+    return digest.hexdigest()
 
 
 def _checkpoint(root: str, path: str, run: int, step: int, verify: bool) -> Generator[bytes, None, None]:
@@ -104,14 +103,7 @@ def _checkpoint(root: str, path: str, run: int, step: int, verify: bool) -> Gene
         manifest, problem = _manifest(Path(root, path), run, step)
         if not problem:
             found.update(sha256=manifest["sha256"], bytes=Path(root, file).stat().st_size, saved=_time(manifest))
-        if verify and not problem:
-            digest = hashlib.sha256()
-            with Path(root, file).open("rb") as stream:
-                for number, data in enumerate(iter(lambda: stream.read(_PART), b"")):
-                    digest.update(data)
-                    if number % (_SIGN_OF_LIFE // _PART) == 0:
-                        yield _line({"working": file})
-            if digest.hexdigest() != manifest["sha256"]:
+            if verify and (yield from _content(root, file, sys.maxsize)) != manifest["sha256"]:
                 problem = "its content does not match the digest in its manifest"
         found["state"] = "Damaged" if problem else "Intact" if verify else "Unverified"
     except FileNotFoundError:
@@ -134,8 +126,7 @@ def _manifest(path: Path, run: int, step: int) -> tuple[dict[str, Any], str]:
             return {}, "its manifest does not match its own digest"
         if type(manifest["format"]) is not int or manifest["format"] != _FORMAT:
             return {}, f"its manifest has the format {manifest['format']!r:.20}, which this version does not know"
-        types = [type(manifest[field]) for field in ("run", "step", "sha256")]
-        if types != [int, int, str] or (manifest["run"], manifest["step"]) != (run, step) or path.name != name:
+        if json.dumps([manifest["run"], manifest["step"], path.name]) != json.dumps([run, step, name]):  # true is not 1
             return {}, "its manifest is that of another checkpoint"
         if not _DIGEST.match(manifest["sha256"]):
             return {}, "its manifest has no digest of its content"

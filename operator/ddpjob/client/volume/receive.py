@@ -10,338 +10,258 @@ the directory is followed. A ``.git/config`` of a volume would run commands at t
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import NoReturn
 
-from ddpjob.api.backoff import Patience
+from ddpjob.api.objects import Json
 from ddpjob.client.volume.contents import (
     RECORD,
-    Choice,
     CutError,
-    OnProgress,
     Pulled,
     PulledFile,
     PullProgress,
     Volume,
+    VolumeFile,
     Wanted,
     damaged,
-    ignore,
     list_volume,
-    wait_after,
     wanted_files,
 )
 from ddpjob.errors import DamagedFileError, TransferError
 
 _REQUEST = 4096  # characters of one request; a command in a URL of 8 KiB passes every proxy
-_OPEN_AT_ONCE = 100  # files, of two descriptors each; macOS allows 256
-_READ = 1024 * 1024
 _ROUNDS = 5  # of listing and copying, before a training is faster than the copy
 _LONGEST_NAME = 240  # bytes that leave room for the suffix
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_GONE = (errno.ENOENT, errno.ESTALE, None)  # None: another file has its name, or it has become shorter
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_GONE = (errno.ENOENT, errno.ESTALE)
 
 
-def pull(volume: Volume, to: Path, choice: Choice, on_progress: OnProgress | None = None) -> Pulled:
-    """Copy what is wanted of the volume into ``to``."""
-    patience, shown = Patience(), on_progress or ignore
+def pull(
+    volume: Volume, to: Path, *, steps: Collection[int] = (), metrics: bool = False, everything: bool = False
+) -> Pulled:
+    """Copy what is wanted of the volume into ``to``; for the arguments see ``Client.pull``.
+
+    Raises:
+        InvalidJobError: the volume holds nothing of the kind.
+        TransferError: the disk is full or refuses, a file is in the way, or one was deleted on the volume each time.
+        DamagedFileError: a digest differs.
+        UnavailableError: the volume could not be read for too long.
+    """
     done: dict[str, PulledFile] = {}
-    missing: list[str] = []
     for _ in range(_ROUNDS):  # a training that goes on deletes checkpoints: list again what is there now
-        contents, files = list_volume(volume, shown, patience)
-        wanted = wanted_files(contents, files, choice)
-        left = [one for one in wanted if one.file.path not in done]
-        copied, missing = _received(volume, left, to, on_progress=shown, patience=patience)
-        done |= {file.path: file for file in copied}
-        if not missing:
+        contents, files = list_volume(volume)
+        wanted = wanted_files(contents, files, steps, metrics=metrics, everything=everything)
+        try:
+            transfer = _Transfer(volume, _Directory(to), [one for one in wanted if one.file.path not in done])
+            transfer.run()
+        except OSError as error:
+            raise _disk_error(error, to) from error
+        done |= transfer.done
+        if not transfer.gone:
             break
-    if missing and not choice.everything:
-        raise _gone(volume.job, missing[0])
+    if transfer.gone and not everything:
+        raise _gone(volume.job, transfer.gone[0])
     return Pulled(
         job=volume.job,
         namespace=volume.namespace,
         to=str(to.absolute()),
-        files=[*done.values()] if choice.everything else [done[one.file.path] for one in wanted],
-        complete=not choice.everything or not (contents.unlisted or missing),
+        files=[*done.values()] if everything else [done[one.file.path] for one in wanted],
+        complete=not everything or not (contents.unlisted or transfer.gone),
     )
 
 
-def _received(
-    volume: Volume, wanted: Sequence[Wanted], to: Path, *, on_progress: OnProgress, patience: Patience
-) -> tuple[list[PulledFile], list[str]]:
-    """Copy the files into ``to`` and return what was copied, and the paths that are gone from the volume.
-
-    Raises:
-        TransferError: the disk is full or refuses, a file is in the way, or a digest differs.
-        UnavailableError: the volume could not be read for too long.
-    """
-    try:
-        with contextlib.closing(_Transfer(volume.job, wanted, to, on_progress)) as transfer:
-            while asked := transfer.next_request():
-                try:
-                    for message in volume.messages("send", json.dumps(asked)):
-                        if transfer.take(message):
-                            patience.reset()
-                    transfer.require_all(asked)
-                except CutError as cut:
-                    on_progress(PullProgress(waiting=f"the connection was cut: {cut}"))
-                    wait_after(cut, patience)
-            return transfer.done, transfer.gone
-    except OSError as error:
-        raise _disk_error(error, to) from error
-
-
-class _Target:
-    """The directory that gets the files. written: digests of what transfers wrote, by path."""
+class _Directory:
+    """The directory that gets the files, with a record of what transfers wrote."""
 
     def __init__(self, to: Path) -> None:
-        self.path = to
-        self.written: dict[str, set[str]] = {}
         to.mkdir(parents=True, exist_ok=True)
-        self._root = os.open(to, _FOLDER)
-        with contextlib.suppress(FileNotFoundError), self._record(os.O_RDONLY) as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last one may be cut
-                    entry = json.loads(line)
-                    self.written.setdefault(entry["path"], set()).add(entry["sha256"])
+        self._root = Path(os.path.realpath(to))
+        self._written: set[bytes] = set()  # lines of the record
+        with contextlib.suppress(FileNotFoundError), open(self._root / RECORD, "rb", opener=_not_a_link) as record:
+            self._written.update(record)
 
-    def folder_of(self, path: str) -> int:
-        """Return a descriptor of the folder of a path below, which is created, without following a link."""
-        folder = os.open(".", _FOLDER, dir_fd=self._root)
-        for name in path.split("/")[:-1]:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=folder)
-            above = folder
-            try:
-                folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
-            finally:
-                os.close(above)
-        return folder
+    def place(self, path: str) -> Path:
+        """Return where a file belongs; its folder is created. Raises ``OSError`` if that would follow a link."""
+        place = self._root / path
+        if os.path.realpath(place.parent) != str(place.parent):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(place.parent))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
 
     def note(self, path: str, sha256: str) -> None:
         """Record a file before it gets its name, so that after a kill the next transfer may replace it."""
-        with self._record(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as lines:
-            lines.write(json.dumps({"path": path, "sha256": sha256}) + "\n")
-        self.written.setdefault(path, set()).add(sha256)
+        with open(self._root / RECORD, "ab", opener=_not_a_link) as record:
+            record.write(_entry(path, sha256))
 
-    def close(self) -> None:
-        os.close(self._root)
+    def whole(self, file: VolumeFile) -> str | None:
+        """Return the digest of a file that is here in this size; None if there is none, or it may be replaced.
 
-    def _record(self, flags: int) -> TextIO:
-        descriptor = os.open(RECORD, flags | _OPEN, 0o666, dir_fd=self._root)
-        return os.fdopen(descriptor, "a" if flags else "r", encoding="utf-8")
-
-
-class _Part:
-    """One file on its way. have: its bytes that are here. Holds a lock, so that two transfers never write one file."""
-
-    def __init__(self, wanted: Wanted, target: _Target) -> None:
-        self.wanted, self.file, self._target = wanted, wanted.file, target
-        self.path = target.path / wanted.file.path
-        name = self.path.name  # a file system takes 255 bytes, so the part of a long name has the digest of the name
-        name = name if len(name.encode()) <= _LONGEST_NAME else hashlib.sha256(name.encode()).hexdigest()
-        self._part = f".{name}.ddpjob-part"
-        self._folder: int | None = None
-        self._file: int | None = None
-        self._digest: Any = hashlib.sha256()
-        self._is_repeated = False
-        self.have, self._is_old = 0, False
-
-    def open(self) -> None:
-        """Read what is here: a whole file of this size, else the part.
-
-        Raises ``TransferError`` if another file is here that no transfer wrote, or that has changed since.
+        Raises ``TransferError`` if it is another one, which no transfer wrote, or which has changed since.
         """
-        if self.have or self._file is not None:
-            return
-        if self._folder is None:
-            self._folder = self._target.folder_of(self.file.path)
-        if not self._is_repeated and self._read_here():
-            return
-        descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | _OPEN, 0o666, dir_fd=self._folder)
+        place, digest = self.place(file.path), ""
         try:
-            _lock(descriptor, self.path)
-        except TransferError:
-            os.close(descriptor)
-            raise
-        self._file = descriptor
-        if os.fstat(self._file).st_size > self.file.bytes:
-            os.ftruncate(self._file, 0)
-        self._read(self._file)
-
-    def _read_here(self) -> bool:
-        """Return whether a file of this size is here, which is read."""
-        try:
-            descriptor = os.open(self.path.name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=self._folder)
+            found = place.lstat()
         except FileNotFoundError:
-            return False
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise self._in_the_way()
-            self._read(descriptor)
-        finally:
-            os.close(descriptor)
-        self._is_old = True
-        if self.have == self.file.bytes:
-            return True
-        self._forget_old()
-        return False
+            return None
+        if stat.S_ISREG(found.st_mode):
+            digest = _sha256(place)
+            if found.st_size == file.bytes:
+                return digest
+        self.require_written(file.path, digest)
+        return None
 
-    def _forget_old(self) -> None:
-        if self._is_old and self._digest.hexdigest() not in self._target.written.get(self.file.path, ()):
-            raise self._in_the_way()
-        self._digest, self.have, self._is_old = hashlib.sha256(), 0, False
-
-    def _in_the_way(self) -> TransferError:
-        return TransferError(
-            f"{self.path} is here already, and is not as an earlier pull wrote it",
-            "a pull replaces only files that it wrote itself, and that are unchanged since",
-            "move it away, or name another directory with --to",
-        )
-
-    def write(self, data: bytes) -> bool:
-        """Return whether a byte of it is new."""
-        if self._file is None:  # nothing was asked for
-            return False
-        view = memoryview(data)[: self.file.bytes - self.have]
-        self._digest.update(view)
-        before = self.have
-        self.have += len(view)
-        while view:
-            view = view[os.write(self._file, view) :]
-        return self.have > before
-
-    def matches(self, sha256: str) -> bool:
-        return self.have == self.file.bytes and self._digest.hexdigest() == sha256
-
-    def begin_again(self) -> bool:
-        """Discard what is here. Return False if that has been done already."""
-        again, self._is_repeated = not self._is_repeated, True
-        self._forget_old()
-        self.close()
-        return again
-
-    def finish(self, sha256: str) -> None:
-        """Give the file its name."""
-        if self._file is not None:
-            modified = datetime.fromisoformat(self.file.modified).timestamp()
-            os.utime(self._file, (modified, modified))
-            os.fsync(self._file)
-            self._target.note(self.file.path, sha256)
-            os.replace(self._part, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            if not self.have:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._part, dir_fd=self._folder)
-            os.close(self._file)
-        if self._folder is not None:
-            os.close(self._folder)
-        self._file = self._folder = None
-
-    def _read(self, descriptor: int) -> None:
-        with open(descriptor, "rb", buffering=0, closefd=False) as stream:
-            while data := stream.read(_READ):
-                self._digest.update(data)
-                self.have += len(data)
-
-
-class _Transfer:
-    """The files that are not done, and those that are."""
-
-    def __init__(self, job: str, wanted: Sequence[Wanted], to: Path, on_progress: OnProgress) -> None:
-        self._job, self._target, self._on_progress = job, _Target(to), on_progress
-        self._left = {one.file.path: _Part(one, self._target) for one in wanted}
-        self._total = sum(one.file.bytes for one in wanted)
-        self._finished = 0  # bytes
-        self._current: _Part | None = None
-        self.done: list[PulledFile] = []
-        self.gone: list[str] = []
-
-    def next_request(self) -> list[tuple[str, int, int, int]]:
-        """Return path, offset, size and inode of files to ask for; none when all are done."""
-        asked: list[tuple[str, int, int, int]] = []
-        for part in self._left.values():
-            part.open()
-            asked.append((part.file.path, part.have, part.file.bytes, part.file.inode))
-            if len(json.dumps(asked)) > _REQUEST or len(asked) == _OPEN_AT_ONCE:
-                break
-        return asked
-
-    def take(self, message: Any) -> bool:
-        """Take one message of the reader. Return whether it brought something new."""
-        is_new = True
-        match message:
-            case {"begin": path}:
-                self._current, is_new = self._left.get(path), False
-            case bytes() if self._current is not None:
-                is_new = self._current.write(message)
-            case {"sent": path, "sha256": str(digest)} if path in self._left:
-                self._end(self._left[path], digest)
-            case {"failed": path, "reason": reason} if path in self._left:
-                if message.get("errno") not in _GONE:
-                    raise _unreadable(self._job, path, reason)
-                self._left.pop(path).close()
-                self._current = None
-                self.gone.append(path)
-            case _:
-                return False
-        at, path = (self._current.have, self._current.file.path) if self._current is not None else (0, "")
-        self._on_progress(PullProgress(path=path, done=self._finished + at, total=self._total))
-        return is_new
-
-    def require_all(self, asked: Sequence[tuple[str, int, int, int]]) -> None:
-        """Raise ``CutError`` if one of these files has not arrived."""
-        if missing := next((path for path, *_ in asked if path in self._left), None):
-            raise CutError(f"{missing} was not sent")
-
-    def close(self) -> None:
-        for part in self._left.values():
-            part.close()
-        self._target.close()
-
-    def _end(self, part: _Part, digest: str) -> None:
-        file, wanted = part.wanted
-        if wanted not in (None, digest):
-            part.begin_again()
-            raise damaged(self._job, file.path, "its content does not match the digest in its manifest")
-        if part.matches(digest):
-            part.finish(digest)
-            self.done.append(PulledFile(path=file.path, bytes=file.bytes, sha256=digest))
-            del self._left[file.path]
-            self._finished += file.bytes
-            self._current = None
-        elif part.begin_again():
-            # The files behind it must wait: a manifest says that its checkpoint is here.
-            raise CutError(f"{file.path} differs from the file that was here")
-        else:
-            raise DamagedFileError(
-                f"{part.path} does not have the digest that it has on the volume of {self._job}",
-                "it changed while it was copied, or the network or the disk here damages data",
-                f"ddpjob pull {self._job} again, when the job does not run",
+    def require_written(self, path: str, sha256: str) -> None:
+        if _entry(path, sha256) not in self._written:
+            raise TransferError(
+                f"{self._root / path} is here already, and is not as an earlier pull wrote it",
+                "a pull replaces only files that it wrote itself, and that are unchanged since",
+                "move it away, or name another directory with --to",
             )
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        import fcntl  # noqa: PLC0415 - missing on some systems
+def _entry(path: str, sha256: str) -> bytes:
+    return json.dumps({"path": path, "sha256": sha256}).encode() + b"\n"
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise TransferError(
-            f"another process copies {path}", "two transfers would write one file", "wait for it, or use another --to"
-        ) from error
-    except (ImportError, OSError):  # a file system without locks
-        return
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _not_a_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _part_of(place: Path) -> Path:
+    """Return the path of a part. A file system takes 255 bytes, so that of a long name has the digest of the name."""
+    name = place.name if len(place.name.encode()) <= _LONGEST_NAME else hashlib.sha256(place.name.encode()).hexdigest()
+    return place.with_name(f".{name}.ddpjob-part")
+
+
+@contextlib.contextmanager
+def _locked(part: Path) -> Iterator[FileIO]:
+    """Open a part to append to it, under a lock: two transfers never write one file. At the end, none stays empty."""
+    with open(part, "ab", buffering=0, opener=_not_a_link) as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TransferError(
+                f"another process copies {part}",
+                "two transfers would write one file",
+                "wait for it, or use another --to",
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield stream
+        finally:
+            if not stream.tell():
+                part.unlink(missing_ok=True)
+
+
+class _Transfer:
+    """Copies files of a volume into a directory. done: what has arrived. gone: paths that the volume has no more."""
+
+    def __init__(self, volume: Volume, directory: _Directory, wanted: Sequence[Wanted]) -> None:
+        self._volume, self._directory, self._left = volume, directory, [*wanted]
+        self._total, self._finished = sum(one.file.bytes for one in wanted), 0  # bytes
+        self._here: dict[str, str | None] = {}  # by path: the digest of the file if it is here
+        self._repeated: set[str] = set()  # paths of files that had another digest than what was here of them
+        self.done: dict[str, PulledFile] = {}
+        self.gone: list[str] = []
+
+    def run(self) -> None:
+        """Copy the files; a cut connection is made again."""
+        while self._left:
+            asked = self._next_request()
+            try:
+                with contextlib.closing(self._volume.messages("send", json.dumps(asked))) as messages:
+                    for one in self._left[: len(asked)]:
+                        self._receive(one, messages)
+                        self._left.remove(one)
+                        self._finished += one.file.bytes
+            except CutError as cut:
+                self._volume.wait_after(cut)
+
+    def _next_request(self) -> list[tuple[str, int, int]]:
+        """Return path, offset and size of the first files that are left."""
+        asked: list[tuple[str, int, int]] = []
+        for file, _ in self._left:
+            if file.path not in self._here:
+                self._here[file.path] = self._directory.whole(file)
+            part = _part_of(self._directory.place(file.path))
+            have = file.bytes if self._here[file.path] else part.stat().st_size if part.is_file() else 0
+            asked.append((file.path, have, file.bytes))
+            if len(json.dumps(asked)) > _REQUEST:
+                break
+        return asked
+
+    def _receive(self, one: Wanted, messages: Iterator[Json | bytes]) -> None:
+        """Take what is sent of one file. Raises ``CutError`` if it must be asked for again."""
+        (file, wanted), place = one, self._directory.place(one.file.path)
+        here, part = self._here[file.path], _part_of(place)
+        with contextlib.nullcontext() if here else _locked(part) as stream:
+            digest = self._written(file, stream, messages)
+            if digest is None:
+                self.gone.append(file.path)
+                return
+            if digest == (here or _sha256(part)) and wanted in (None, digest):
+                size = file.bytes
+                if stream is not None:
+                    modified, size = datetime.fromisoformat(file.modified).timestamp(), stream.tell()
+                    os.utime(part, (modified, modified))
+                    os.fsync(stream.fileno())
+                    self._directory.note(file.path, digest)
+                    part.replace(place)
+                self.done[file.path] = PulledFile(path=file.path, bytes=size, sha256=digest)
+                return
+            if stream is not None:
+                part.unlink()
+        if wanted not in (None, digest):
+            raise damaged(self._volume.job, file.path, "its content does not match the digest in its manifest")
+        self._ask_again(file.path, here)
+
+    def _written(self, file: VolumeFile, stream: FileIO | None, messages: Iterator[Json | bytes]) -> str | None:
+        """Write the bytes of a file, and return the digest that it has on the volume; None if it is gone there."""
+        volume = self._volume
+        for message in messages:
+            match message:
+                case bytes() if stream is not None:  # else nothing was asked for
+                    volume.patience.reset()
+                    view = memoryview(message)
+                    while view:
+                        view = view[stream.write(view) :]
+                case {"sent": path, "sha256": str(digest)} if path == file.path:
+                    volume.patience.reset()
+                    return digest
+                case {"failed": path, "errno": number, "reason": reason} if path == file.path:
+                    if number not in _GONE:
+                        raise _unreadable(volume.job, path, reason)
+                    return None
+            done = self._finished + (file.bytes if stream is None else min(stream.tell(), file.bytes))
+            volume.on_progress(PullProgress(path=file.path, done=done, total=self._total))
+        raise CutError(f"{file.path} was not sent")
+
+    def _ask_again(self, path: str, here: str | None) -> NoReturn:
+        """Begin again with nothing, once. The files behind it wait: a manifest says that its checkpoint is here."""
+        if path in self._repeated:
+            raise DamagedFileError(
+                f"{path} does not have the digest here that it has on the volume of {self._volume.job}",
+                "it changed while it was copied, or the network or the disk here damages data",
+                f"ddpjob pull {self._volume.job} again, when the job does not run",
+            )
+        self._repeated.add(path)
+        if here is not None:
+            self._directory.require_written(path, here)
+            self._here[path] = None
+        raise CutError(f"{path} differs from the file that was here")
 
 
 def _gone(job: str, path: str) -> TransferError:
@@ -362,14 +282,8 @@ def _unreadable(job: str, path: str, reason: str) -> TransferError:
 
 
 def _disk_error(error: OSError, to: Path) -> TransferError:
-    if error.errno in _FULL:
-        return TransferError(
-            f"the disk of {to} is full",
-            "what has arrived is kept",
-            "make room, then run the same command again: it continues",
-        )
     return TransferError(
-        f"cannot write {error.filename or to}: {error.strerror or error}",
-        "it belongs to another user, or a file or a symbolic link has the name of a directory",
-        "check it, or name another directory with --to",
+        f"cannot write {error.filename or to}: {error.strerror or error}; what has arrived is kept",
+        "the disk is full, it belongs to another user, or a file or a symbolic link has the name of a directory",
+        "make room, or name another directory with --to; then the same command continues",
     )

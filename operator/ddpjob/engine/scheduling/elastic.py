@@ -13,7 +13,6 @@ A job becomes smaller at most once in ten minutes, and larger at most once. A gr
 placed doubles the time to the next one.
 """
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ddpjob.api.backoff import doubling
@@ -97,28 +96,16 @@ def job_after(s: JobState, begins_attempt: bool) -> Job:
     return s.job.of_size(size.nodes if size else s.job.spec.num_nodes)
 
 
-def shrunk(s: JobState) -> Size | None:
-    """Return the size of the next attempt if the current one is to end because its nodes are not all there; or None."""
-    left = _seconds_to_shrink(s)
-    return _smaller(s, _placeable(s)) if left is not None and left <= 0 else None
+def shrunk(s: JobState, *, gave_up: bool = False) -> Size | None:
+    """Return the size of the next attempt if the current one is to end because its nodes are not all there; or None.
 
-
-def shrunk_after(s: JobState) -> Size | None:
-    """Return the same for an attempt whose pods did not wait as long as the limit, which counts from the first of them.
-
-    Otherwise a job whose pods give up early would always start again with the same size.
+    gave_up: a pod has ended because it waited for the others. Then the limit counts from the first attempt in which
+    this happened: otherwise a job whose pods give up early would always start again with the same size.
     """
-    left = _seconds_left(s, s.attempt.creating_since or s.attempt.start_time)
-    may_shrink = left is not None and left <= 0 and s.room_since is not None
-    return _smaller(s, _placeable(s, gave_up=True)) if may_shrink else None
-
-
-def _smaller(s: JobState, nodes: int | None) -> Size | None:
-    if nodes is None:
+    nodes, left = _placeable(s, gave_up=gave_up), _seconds_to_shrink(s, gave_up=gave_up)
+    if nodes is None or left is None or left > 0:
         return None
-    now, size = timestamp(s.now), s.attempt.size
-    if size is None:
-        return Size(nodes=nodes, smaller_since=now, shrunk_time=now)
+    now, size = timestamp(s.now), s.attempt.size or Size(nodes=nodes)
     since = size.smaller_since or now
     return size.changed(nodes=nodes, smaller_since=since, shrunk_time=now, probe_time=None, misses=_misses(s, size))
 
@@ -142,18 +129,13 @@ def _may_not_start_again(s: JobState) -> bool:
     return s.spec_changed or scheduling.wait(s) is not None
 
 
-def probes(s: JobState) -> list[PodView]:
-    """Return the pods that ask for room, also those of earlier questions."""
-    return [pod for pod in s.observed.pods if pod.is_probe]
-
-
 def _room(s: JobState) -> int:
     """Return for how many more pods there is room at the same time.
 
     A probe ends at once, and the scheduler may place the next one where it was. A deleted one, perhaps of a node that
     is lost, shows nothing.
     """
-    placed = [pod for pod in probes(s) if pod.node_name is not None and not (pod.evicted or pod.deleting)]
+    placed = [pod for pod in s.observed.pods if pod.is_probe and pod.node_name and not (pod.evicted or pod.deleting)]
     return sum(not any(_came_after(probe, other) for other in placed) for probe in placed)
 
 
@@ -180,11 +162,10 @@ def is_asking(s: JobState) -> bool:
     return _is_recent(size.probe_time, s.now, PROBE_SECONDS * 1.5)
 
 
-def unused_probes(s: JobState, *, goes_on: bool) -> Iterator[PodView]:
-    """Yield the probes to delete. goes_on: the current attempt does."""
-    if goes_on and is_asking(s):
-        return
-    yield from (probe for probe in probes(s) if not probe.deleting)
+def unused_probes(s: JobState, *, goes_on: bool) -> list[PodView]:
+    """Return the probes to delete, also those of earlier questions. goes_on: the current attempt does."""
+    is_used = goes_on and is_asking(s)
+    return [pod for pod in s.observed.pods if pod.is_probe and not (pod.deleting or is_used)]
 
 
 def obstacle(s: JobState) -> Obstacle | None:
@@ -201,14 +182,13 @@ def obstacle(s: JobState) -> Obstacle | None:
     return RUNNING_SMALLER, text
 
 
-def waits(s: JobState) -> list[float]:
-    """Return the seconds until the size may change, or until probes are created or have waited."""
+def waits(s: JobState) -> list[float | None]:
+    """Return the seconds until the size may change, or until probes are created or have waited; None for never."""
     asking = PROBE_SECONDS - _seconds_asking(s) if is_asking(s) else None
     over = asking + PROBE_SECONDS / 2 if asking is not None else None
     # No event follows from a probe that is not created.
     asked = PROBE_SECONDS if asks(s) else None
-    found = (_seconds_to_shrink(s), _seconds_to_ask(s), asked, asking, over)
-    return [left for left in found if left is not None and left > 0]
+    return [_seconds_to_shrink(s), _seconds_to_ask(s), asked, asking, over]
 
 
 def _placeable(s: JobState, *, gave_up: bool = False) -> int | None:
@@ -226,17 +206,13 @@ def _placeable(s: JobState, *, gave_up: bool = False) -> int | None:
     return placed if least <= placed < current else None
 
 
-def _seconds_to_shrink(s: JobState) -> float | None:
-    if s.attempt.phase != RUNNING or _placeable(s) is None:
-        return None
-    return _seconds_left(s, s.partial_since or s.room_since or timestamp(s.now))
-
-
-def _seconds_left(s: JobState, since: str) -> float | None:
+def _seconds_to_shrink(s: JobState, *, gave_up: bool = False) -> float | None:
     attempt, limit = s.attempt, s.job.spec.placement.partial_gang_seconds
-    if not limit or attempt.all_running_time is not None:
+    may_shrink = s.room_since is not None if gave_up else attempt.phase == RUNNING
+    if not (limit and may_shrink) or attempt.all_running_time is not None or _placeable(s, gave_up=gave_up) is None:
         return None
-    left = limit - seconds_between(since, s.now)
+    since = attempt.creating_since or attempt.start_time if gave_up else s.partial_since or s.room_since
+    left = limit - seconds_between(since or timestamp(s.now), s.now)
     if attempt.size is not None and attempt.size.shrunk_time is not None:
         left = max(left, remaining(RESIZE_SECONDS, attempt.size.shrunk_time, s.now))
     return left

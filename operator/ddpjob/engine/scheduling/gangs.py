@@ -14,6 +14,7 @@ from ddpjob.api.objects import Json, condition
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import MAX_TEXT, Create, Delete, Obstacle
 from ddpjob.engine.desired import owned_object
+from ddpjob.engine.merge import merge
 from ddpjob.engine.state import JobState
 
 UNAVAILABLE = "GangSchedulerUnavailable"
@@ -26,7 +27,8 @@ class Gang(NamedTuple):
     """A system with PodGroups.
 
     kinds: of its groups, which the operator watches where they are served; the first that is served is used.
-    spec: returns the spec of a group of all nodes. marked: returns a pod as a member of a group.
+    spec: returns the spec of a group of all nodes.
+    mark: returns what a pod has as a member of a group, as a part of the pod.
     scheduler: ``schedulerName`` of the pods where neither the template nor the operator's settings give one; "" for
         that of Kubernetes.
     not_placed: the condition of a PodGroup that is not placed, and the status that it then has.
@@ -34,7 +36,7 @@ class Gang(NamedTuple):
 
     kinds: tuple[Resource, ...]
     spec: Callable[[JobState, Resource], Json]
-    marked: Callable[[Json, str], Json]
+    mark: Callable[[str], Json]
     scheduler: str = ""
     not_placed: tuple[tuple[str, str], ...] = ()
 
@@ -57,11 +59,6 @@ def _of_volcano(s: JobState, kind: Resource) -> Json:
     return {"minMember": s.job.nodes} | {key: value for key, value in given.items() if value}
 
 
-def _of_coscheduling(s: JobState, kind: Resource) -> Json:
-    """https://github.com/kubernetes-sigs/scheduler-plugins/tree/master/pkg/coscheduling"""
-    return {"minMember": s.job.nodes}
-
-
 def _of_kubernetes(s: JobState, kind: Resource) -> Json:
     """KEP-4671, feature gates GenericWorkload, GangScheduling."""
     # Victims of a preemption are whole groups. Without its feature gate the API server drops this and the priority.
@@ -72,31 +69,27 @@ def _of_kubernetes(s: JobState, kind: Resource) -> Json:
     return spec
 
 
-def _annotated(pod: Json, group: str) -> Json:
-    annotations = (pod["metadata"].get("annotations") or {}) | {"scheduling.k8s.io/group-name": group}
-    return pod | {"metadata": pod["metadata"] | {"annotations": annotations}}
-
-
-def _labelled(pod: Json, group: str) -> Json:
-    labels = pod["metadata"]["labels"] | {"scheduling.x-k8s.io/pod-group": group}
-    return pod | {"metadata": pod["metadata"] | {"labels": labels}}
-
-
-def _grouped(pod: Json, group: str) -> Json:
-    return pod | {"spec": pod["spec"] | {"schedulingGroup": {"podGroupName": group}}}
-
-
 _OWN = "kubernetes"
 GANG_SCHEDULERS: Mapping[str, Gang] = {
     _OWN: Gang(
         names.KUBERNETES_GROUPS,
         _of_kubernetes,
-        _grouped,
+        lambda group: {"spec": {"schedulingGroup": {"podGroupName": group}}},
         not_placed=(("PodGroupScheduled", "False"), ("PodGroupInitiallyScheduled", "False")),
     ),
-    "volcano": Gang((names.VOLCANO_GROUPS,), _of_volcano, _annotated, "volcano", (("Unschedulable", "True"),)),
+    "volcano": Gang(
+        (names.VOLCANO_GROUPS,),
+        _of_volcano,
+        lambda group: {"metadata": {"annotations": {"scheduling.k8s.io/group-name": group}}},
+        scheduler="volcano",
+        not_placed=(("Unschedulable", "True"),),
+    ),
+    # https://github.com/kubernetes-sigs/scheduler-plugins/tree/master/pkg/coscheduling
     "coscheduling": Gang(
-        (names.COSCHEDULING_GROUPS,), _of_coscheduling, _labelled, scheduler="scheduler-plugins-scheduler"
+        (names.COSCHEDULING_GROUPS,),
+        lambda s, _: {"minMember": s.job.nodes},
+        lambda group: {"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": group}}},
+        scheduler="scheduler-plugins-scheduler",
     ),
 }
 """By the setting ``gang_scheduler``."""
@@ -147,9 +140,9 @@ def dress(pod: Json, s: JobState, attempt: int) -> Json:
     gang, _ = _gang_scheduler(s)
     if gang is None:
         return pod
-    marked = gang.marked(pod, names.group_name(s.job.name, s.job.uid, attempt))
+    marked = merge(pod, gang.mark(names.group_name(s.job.name, s.job.uid, attempt)))
     scheduler = s.job.template_spec.get("schedulerName") or s.settings.scheduler_name or gang.scheduler
-    return marked | {"spec": marked["spec"] | {"schedulerName": scheduler}} if scheduler else marked
+    return merge(marked, {"spec": {"schedulerName": scheduler or None}})
 
 
 def unused(s: JobState, number: int, *, runs: bool) -> Sequence[Delete]:

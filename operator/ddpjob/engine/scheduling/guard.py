@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling, jittered
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, value_at
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.quantities import is_device
 from ddpjob.api.status import recorded_status
@@ -44,12 +44,8 @@ _FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 10, 600
 _OURS = (None, names.CONTROLLER)
 
 
-class Rank(NamedTuple):
-    """The place of a job in the order; the eldest has the lowest."""
-
-    precedence: int
-    created: str
-    uid: str
+Rank = tuple[int, str, str]
+"""The place of a job in the order: precedence, time of its creation, uid. The eldest has the lowest."""
 
 
 class Standing(NamedTuple):
@@ -76,12 +72,10 @@ def standing(job: Json) -> Standing | None:
     spec = _decoded(job.get("spec"))
     if "completionTime" in status or meta.get("deletionTimestamp") or spec.get("managedBy") not in _OURS:
         return None
-    if attempt.verdict != YIELDED and (attempt.is_closed or attempt.partial_since is None):
-        return None
-    rank = Rank(-(attempt.pod_priority or 0), str(meta.get("creationTimestamp") or ""), meta["uid"])
-    if attempt.is_closed or attempt.partial_since is None:
-        return Standing(rank, None, _pool(spec))
-    return Standing(rank, attempt.partial_since, _pool(spec), ELDER_SECONDS - (attempt.elder_seconds or 0))
+    rank = (-(attempt.pod_priority or 0), str(meta.get("creationTimestamp") or ""), meta["uid"])
+    if attempt.partial_since is not None and not attempt.is_closed:
+        return Standing(rank, attempt.partial_since, _pool(spec), ELDER_SECONDS - (attempt.elder_seconds or 0))
+    return Standing(rank, None, _pool(spec)) if attempt.verdict == YIELDED else None
 
 
 def _decoded(spec: Any) -> Mapping[str, Any]:
@@ -92,14 +86,11 @@ def _decoded(spec: Any) -> Mapping[str, Any]:
 
 def _pool(spec: Mapping[str, Any]) -> str:
     """Return the kind of device that the pods of a job request, the first of several by name; "" without one."""
-    template = spec.get("template")
-    pod = template.get("spec") if isinstance(template, Mapping) else None
-    given = pod.get("containers") if isinstance(pod, Mapping) else None
+    given = value_at(spec, ("template", "spec", "containers"))
     containers = [spec, *(given if isinstance(given, list) else ())]
-    parts = [each.get("resources") for each in containers if isinstance(each, Mapping)]
-    amounts = [part.get(kind) for part in parts if isinstance(part, Mapping) for kind in ("limits", "requests")]
-    given = (item for each in amounts if isinstance(each, Mapping) for item in each.items())
-    return min((name for name, amount in given if is_device(name) and str(amount) != "0"), default="")
+    amounts = [value_at(each, ("resources", kind)) for each in containers for kind in ("limits", "requests")]
+    asked = (item for each in amounts if isinstance(each, dict) for item in each.items())
+    return min((name for name, amount in asked if is_device(name) and str(amount) != "0"), default="")
 
 
 def elder_seconds(s: JobState) -> int | None:
@@ -179,9 +170,9 @@ def obstacle(s: JobState, why: str) -> Obstacle | None:
     return PARTIAL, f"{what}; {follows}: free nodes, or use fewer with numNodes"
 
 
-def waits(s: JobState) -> list[float]:
-    """Return the seconds until the job is shown as partial, and until it gives its nodes back."""
-    return [left for left in (_seconds_to_show(s), seconds_left(s)) if left is not None and left > 0]
+def waits(s: JobState) -> list[float | None]:
+    """Return the seconds until the job is shown as partial, and until it gives its nodes back; None for never."""
+    return [_seconds_to_show(s), seconds_left(s)]
 
 
 def _seconds_to_show(s: JobState) -> float | None:

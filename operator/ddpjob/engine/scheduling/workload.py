@@ -34,44 +34,49 @@ _REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
 _RECOVERY = frozenset({"WaitForRecovery", "Recovered"})
 
 
-def is_active(workload: Json) -> bool:
-    """Return whether Kueue may admit the Workload."""
-    return workload["spec"].get("active") is not False
+class Workload:
+    """A Workload as the API server returned it."""
 
+    def __init__(self, body: Json) -> None:
+        self.meta: Json = body["metadata"]
+        self.spec: Json = body["spec"]
+        self.status: Json = body["status"]
+        self.annotations: Json = self.meta.get("annotations") or {}
 
-def is_admitted(workload: Json) -> bool:
-    """Return whether the job has quota, and may start."""
-    status = workload["status"]
-    return is_true(status, "Admitted") and is_true(status, "QuotaReserved") and not is_true(status, "Finished")
+    def has(self, kind: str) -> bool:
+        """Return whether a condition is True."""
+        return is_true(self.status, kind)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether Kueue may admit it."""
+        return self.spec.get("active") is not False
 
-def is_ended(workload: Json) -> bool:
-    """Return whether nothing is to be written to it any more."""
-    return is_true(workload["status"], "Finished") or "deletionTimestamp" in workload["metadata"]
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the job has quota, and may start."""
+        return self.has("Admitted") and self.has("QuotaReserved") and not self.has("Finished")
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing is to be written to it any more."""
+        return self.has("Finished") or "deletionTimestamp" in self.meta
 
-def flavors_of(workload: Json) -> list[str]:
-    """Return the names of the flavors of its admission."""
-    assigned = (workload["status"].get("admission") or {}).get("podSetAssignments") or ()
-    return sorted({str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values()})
+    @property
+    def flavors(self) -> list[str]:
+        """The names of the flavors of its admission."""
+        assigned = (self.status.get("admission") or {}).get("podSetAssignments") or ()
+        return sorted({str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values()})
 
+    def because(self, kind: str) -> str:
+        """Return reason and message of a condition as the end of a sentence."""
+        found = condition(self.status, kind)
+        reason, message = str(found.get("reason") or ""), str(found.get("message") or "")
+        return f" ({reason}): {shorten(message, MAX_TEXT)}" if message else f" ({reason})" if reason else ""
 
-def priority_class(workload: Json) -> tuple[str, str]:
-    """Return kind and name of the class of its priority; empty without one."""
-    reference = workload["spec"].get("priorityClassRef") or {}
-    return str(reference.get("kind") or ""), str(reference.get("name") or "")
-
-
-def because(workload: Json, kind: str) -> str:
-    """Return reason and message of a condition as the end of a sentence."""
-    found = condition(workload["status"], kind)
-    reason, message = str(found.get("reason") or ""), str(found.get("message") or "")
-    return f" ({reason}): {shorten(message, MAX_TEXT)}" if message else f" ({reason})" if reason else ""
-
-
-def annotations_of(workload: Json) -> Json:
-    """Return its annotations."""
-    return workload["metadata"].get("annotations") or {}
+    def patch(self, value: Json, **options: Any) -> Change:
+        """Return a change of its spec, or with the options of ``Change`` of other parts."""
+        return Change(names.WORKLOADS, self.meta["name"], self.meta["uid"], value, **options)
 
 
 def desired_pod_set(s: JobState) -> Json:
@@ -89,13 +94,13 @@ def digest(pod_set: Json) -> str:
     return _DIGEST_FORM + hashlib.sha256(json.dumps(pod_set, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def is_outdated(s: JobState, workload: Json, *, is_reserved: bool) -> bool:
+def is_outdated(s: JobState, workload: Workload) -> bool:
     """Return whether the Workload has other podSets than the job.
 
-    is_reserved: then a digest of another release is not compared, because an upgrade must not take the quota away.
+    While quota is reserved, a digest of another release is not compared: an upgrade must not take the quota away.
     """
-    recorded = str(annotations_of(workload).get(names.ANNOTATION_POD_SETS) or "")
-    if is_reserved and not recorded.startswith(_DIGEST_FORM):
+    recorded = str(workload.annotations.get(names.ANNOTATION_POD_SETS) or "")
+    if workload.has("QuotaReserved") and not recorded.startswith(_DIGEST_FORM):
         return False
     return recorded != digest(desired_pod_set(s))
 
@@ -109,58 +114,56 @@ def desired_workload(s: JobState, queue: str, priority: Json) -> Create:
     return owned_object(s.job, names.WORKLOADS, name, spec, labels=labels, annotations=noted)
 
 
-def deactivation(s: JobState, workload: Json, annotations: Json) -> Change:
+def deactivation(s: JobState, workload: Workload, annotations: Json) -> Change:
     """Return what takes the job out of its queue, with these annotations."""
     # Pods of a newer attempt than the recorded one may run: the status was not written, or another operator's was.
     noted = {names.ANNOTATION_SUSPENDED: str(max(s.attempt.number, s.newest_attempt))} | annotations
-    version = workload["metadata"].get("resourceVersion", "")
-    return patch(workload, {"active": False}, annotations=noted, version=version)
+    version = workload.meta.get("resourceVersion", "")
+    return workload.patch({"active": False}, annotations=noted, version=version)
 
 
-def end_of_job(s: JobState, workload: Json) -> Change:
+def end_of_job(s: JobState, workload: Workload) -> Change:
     """Return the end of the Workload, which releases its quota."""
     reason = "Failed" if s.before.state == "Failed" else "Succeeded"
     return _status_change(s, workload, Finished=("True", reason, f"DDPJob {s.job.name} has the state {s.before.state}"))
 
 
-def release(s: JobState, workload: Json) -> Change:
+def release(s: JobState, workload: Workload) -> Change:
     """Return the end of an evicted admission: Kueue gives the quota to others, and queues the Workload again."""
-    cause = condition(workload["status"], "Evicted")
+    cause = condition(workload.status, "Evicted")
     reason, message = str(cause.get("reason") or "Evicted"), str(cause.get("message") or "")
     changes = {
         "QuotaReserved": ("False", "Pending", message),
         "Admitted": ("False", "NoReservation", "The workload has no reservation"),
         "Requeued": ("True" if reason in _REQUEUED_AT_ONCE else "False", reason, message),
     }
-    if condition(workload["status"], "PodsReady"):
+    if condition(workload.status, "PodsReady"):
         changes["PodsReady"] = ("False", "WaitForStart", "Not all pods are ready or succeeded")
     return _status_change(s, workload, {"admission": None}, **changes)
 
 
-def readiness(s: JobState, workload: Json, number: int, *, runs: bool) -> Change | None:
+def readiness(s: JobState, workload: Workload, number: int, *, runs: bool) -> Change | None:
     """Return the condition PodsReady, by which Kueue evicts jobs that do not start, or do not recover, in time."""
     ranks = s.job.node_ranks
     running = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
     is_ready = runs and number == s.attempt.number and running.issuperset(ranks)
-    known = condition(workload["status"], "PodsReady")
+    known = condition(workload.status, "PodsReady")
     if is_ready == (known.get("status") == "True"):
         return None
-    if is_ready:
-        reason = "Recovered" if known.get("reason") in _RECOVERY else "Started"
-        return _status_change(s, workload, PodsReady=("True", reason, "All pods run"))
-    text = "At least one pod has failed, waiting for recovery"
-    return _status_change(s, workload, PodsReady=("False", "WaitForRecovery", text))
+    recovery = "Recovered" if known.get("reason") in _RECOVERY else "Started"
+    waits = ("False", "WaitForRecovery", "At least one pod has failed, waiting for recovery")
+    return _status_change(s, workload, PodsReady=("True", recovery, "All pods run") if is_ready else waits)
 
 
 def _status_change(
-    s: JobState, workload: Json, value: Json | None = None, **conditions: tuple[str, str, str]
+    s: JobState, workload: Workload, value: Json | None = None, **conditions: tuple[str, str, str]
 ) -> Change:
     """Return a patch of the status. It replaces the list of conditions, so the Workload must not have changed since.
 
     value: other fields. conditions: status, reason and message by type.
     """
-    meta = workload["metadata"]
-    built = {str(each["type"]): each for each in workload["status"].get("conditions") or ()}
+    meta = workload.meta
+    built = {str(each["type"]): each for each in workload.status.get("conditions") or ()}
     for kind, (status, reason, message) in conditions.items():
         before = built.get(kind, {})
         built[kind] = {
@@ -172,10 +175,4 @@ def _status_change(
             "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else timestamp(s.now),
         }
     whole = (value or {}) | {"conditions": [*built.values()]}
-    return patch(workload, whole, part="status", version=meta["resourceVersion"])
-
-
-def patch(workload: Json, value: Json, **options: Any) -> Change:
-    """Return a change of its spec, or with the options of ``Change`` of other parts."""
-    meta = workload["metadata"]
-    return Change(names.WORKLOADS, meta["name"], meta["uid"], value, **options)
+    return workload.patch(whole, part="status", version=meta["resourceVersion"])

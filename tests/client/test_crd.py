@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddpjob.api.crd import as_yaml, openapi
 from ddpjob.api.limits import MAX_JOB_NAME, MAX_NODES
 from ddpjob.api.names import pod_name
 from ddpjob.api.spec import IMMUTABLE, OPEN_PARTS
+from ddpjob.client.crd import as_yaml, openapi
 
 ROOT = Path(__file__).parents[2]
 

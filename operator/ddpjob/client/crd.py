@@ -1,4 +1,4 @@
-"""Print the CustomResourceDefinition: ``python -m ddpjob.api.crd > manifests/crd.yaml``.
+"""Print the CustomResourceDefinition: ``python -m ddpjob.client.crd > manifests/crd.yaml``.
 
 A test fails if manifests/crd.yaml or the chart's copy differs from the output.
 """
@@ -15,25 +15,8 @@ from ddpjob.api.status import DDPJobStatus
 
 Schema = dict[str, Any]
 
-_KEPT = (
-    "default",
-    "enum",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "format",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maximum",
-    "minItems",
-    "minLength",
-    "minimum",
-    "pattern",
-    "required",
-    "type",
-    "x-kubernetes-int-or-string",
-    "x-kubernetes-validations",
-)
+_CONVERTED = ("$ref", "additionalProperties", "anyOf", "const", "description", "items", "properties", "x-list-keys")
+_LEFT_OUT = ("$defs", "title")
 
 DESCRIPTION = (
     "DDPJob runs one PyTorch data-parallel training: numNodes pods, each with nprocPerNode processes, restarted as "
@@ -46,6 +29,7 @@ def _column(name: str, path: str, kind: str = "string", *, wide: bool = False, d
     return column | ({"priority": 1} if wide else {})
 
 
+_RUNNING = '.status.conditions[?(@.type=="Running")]'
 COLUMNS = (
     _column("State", ".status.state", description="State of the job"),
     _column("Nodes", ".status.nodesReady", description="Running or succeeded pods / desired pods"),
@@ -56,12 +40,7 @@ COLUMNS = (
     _column("In-Place", ".status.restartsInPlace", "integer", wide=True, description="Those that were in place"),
     _column("Steps/s", ".status.progress.stepsPerSecond", wide=True, description="Optimizer steps per second"),
     _column("World", ".status.world.worldSize", "integer", wide=True, description="Total number of processes"),
-    _column(
-        "Reason",
-        '.status.conditions[?(@.type=="Running")].reason',
-        wide=True,
-        description="Why the job is in this state",
-    ),
+    _column("Reason", _RUNNING + ".reason", wide=True, description="Why the job is in this state"),
 )
 
 
@@ -152,7 +131,7 @@ def _node(node: Schema, defs: Schema) -> Schema:
     out: Schema = {}
     if description := node.get("description"):
         out["description"] = " ".join(description.split())
-    out |= {key: node[key] for key in _KEPT if node.get(key) is not None}
+    out |= {key: node[key] for key in sorted(node.keys() - {*_CONVERTED, *_LEFT_OUT}) if node[key] is not None}
     if "const" in node:
         out["enum"] = [node["const"]]
     if out.get("x-kubernetes-int-or-string"):
@@ -196,7 +175,7 @@ class Dumper(yaml.SafeDumper):
 def as_yaml() -> str:
     """Return the CRD as the YAML text that is committed."""
     text: str = yaml.dump(custom_resource_definition(), Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
-    return f"# Printed by `python -m ddpjob.api.crd`; do not edit.\n---\n{text}"
+    return f"# Printed by `python -m ddpjob.client.crd`; do not edit.\n---\n{text}"
 
 
 if __name__ == "__main__":

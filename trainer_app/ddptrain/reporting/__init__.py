@@ -1,1 +1,0 @@
-"""What a training reports: metrics, progress, console lines, and the termination report."""
