@@ -21,6 +21,8 @@ from ddpjob.api import limits, names
 from ddpjob.api.model import ApiModel, Rule
 from ddpjob.api.objects import levels, value_at
 from ddpjob.api.pods import (
+    Checkpoint,
+    Data,
     EnvFromSource,
     EnvVar,
     Image,
@@ -32,13 +34,12 @@ from ddpjob.api.pods import (
     PullPolicy,
     Quantity,
     Resources,
+    Scheduling,
     TemplateContainer,
 )
 from ddpjob.api.quantities import count_devices
 from ddpjob.api.restarts import RestartPolicy
-from ddpjob.api.scheduling import Scheduling
 from ddpjob.api.time_spent import Time
-from ddpjob.api.volumes import Checkpoint, Data
 
 DAY = 86_400
 YEAR = 365 * DAY
