@@ -66,8 +66,6 @@ Whose = Literal["own", "unknown", "peer"]
 _MAY_FOLLOW_A_PEER = frozenset({signals.SIGABRT})
 _LOST_NODE = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 _NO_REPORT = EndReport()
-# Reasons of a pod that the kubelet ended at the shutdown of its node.
-_SHUTDOWN = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 
 
 @dataclass(frozen=True)
@@ -122,11 +120,6 @@ class PodEvidence:
     @property
     def node_lost(self) -> bool:
         return self.pod is not None and is_on_lost_node(self.pod)
-
-    @property
-    def node_shutdown(self) -> bool:
-        """Whether the kubelet ended the pod at the shutdown of its Kubernetes node."""
-        return self.evicted and self.reason in _SHUTDOWN
 
     @cached_property
     def signal(self) -> int | None:
