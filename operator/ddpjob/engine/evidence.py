@@ -159,8 +159,7 @@ class PodEvidence:
             return True
         if pod is None or self.signal is not None:
             return False
-        is_traceback = pod.logged is not None and pod.logged.exception is not None
-        text = f"{pod.logged.exception}: {pod.logged.message}" if pod.logged and is_traceback else pod.log
+        text = f"{pod.logged.exception}: {pod.logged.message}" if pod.logged and pod.logged.exception else pod.log
         return _GPU_OUT_OF_MEMORY_LINE.search(text) is not None
 
     @property

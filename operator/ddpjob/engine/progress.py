@@ -14,8 +14,7 @@ _LARGE = 1e15
 def progress_status(report: TrainingReport, before: Progress | None, now: datetime) -> Progress:
     """Return ``status.progress`` for a report; the heartbeat time changes only if another value does."""
     step, loss = report.step, _number_text(report.loss, ".4g")
-    is_same_run = before is not None and (step or 0) >= (before.step or 0)
-    if loss is None and before is not None and is_same_run:
+    if loss is None and before is not None and (step or 0) >= (before.step or 0):  # in the same run
         loss = before.loss  # the phases data and evaluate have no loss; keep the last one
     before_saved = before.saving_seconds if before is not None else None
     # The most that was reported in this attempt: after an older report, no second is new again.
