@@ -54,7 +54,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     forgets = decision.begins_attempt or (decision.ends_attempt and elastic.is_resized(s))
     ends = decision.begins_attempt or finishes or decision.kind == "suspend" or decision.reason == EVICTED
     failures, asked = before.failures, None
-    if decision.begins_attempt or decision.reason == RESTART_REQUESTED:
+    if decision.begins_attempt or (decision.reason == RESTART_REQUESTED and decision.failure is None):
         asked = s.job.spec.restarted_at
     if decision.failure is not None:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
