@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 
 from ddptrain.cli import main
 from ddptrain.config import Config
-from ddptrain.program import Trainer
+from ddptrain.program import TrainerProgram
 
 
 def serve() -> None:
     """Fork a command for each line of stdin until it closes; then kill the commands that still run."""
-    Trainer(Config(sync="ddp")).preload()
+    TrainerProgram(Config(sync="ddp")).preload()
     gc.freeze()  # a collection in a command would copy the pages of all modules: some 0.2 s of CPU in each process
     wakeup, wakeup_write = os.pipe()
     for end in (wakeup, wakeup_write):

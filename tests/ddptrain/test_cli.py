@@ -116,7 +116,7 @@ def test_a_training_imports_all_of_torch_before_it_forks_and_no_compiler(tmp_pat
 import os, sys
 from ddptrain.cli import main
 from ddptrain.config import Config
-from ddptrain.program import Trainer
+from ddptrain.program import TrainerProgram
 
 class Refusal:
     def find_spec(self, name, path, target=None):
@@ -125,7 +125,7 @@ class Refusal:
             raise AssertionError(name)
 
 sys.meta_path.insert(0, Refusal())  # forked ranks inherit it
-Trainer(Config()).preload()
+TrainerProgram(Config()).preload()
 print("threads:", len(os.listdir("/proc/self/task")), "CUDA:", sys.modules["torch"].cuda.is_initialized(), flush=True)
 before = set(sys.modules)
 for verb in ("train", "launch --nproc-per-node 2"):

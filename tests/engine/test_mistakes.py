@@ -35,6 +35,10 @@ ALONE = [
     ["python", "-m", "my.training"],
     ["python", "-W", "ignore", "train.py"],
     ["nice", "-n", "5", "python", "train.py"],
+    ["python", "-m", "my.training", "-c", "config.yaml"],
+    ["python", "-m", "my.training", "--config", "-"],
+    ["nsys", "profile", "-c", "cudaProfilerApi", "python", "train.py"],
+    ["taskset", "-c", "0-3", "python", "train.py"],
     ["./train"],
     ["train.py"],
 ]

@@ -253,8 +253,7 @@ def _tracebacks(lines: Sequence[str]) -> list[_Raised]:
         current = is_open.get(prefix)
         if (match := _TRACEBACK.match(text)) is not None:
             before = ended.pop(prefix, None)
-            is_chained = before is not None and any(map(_CHAINED.match, before.lines))
-            follows_peer = is_chained and before is not None and before.cause == "peer"
+            follows_peer = before is not None and before.cause == "peer" and any(map(_CHAINED.match, before.lines))
             is_open[prefix] = _Raised(prefix, len(match[1]) + 2, is_ignored, follows_peer=follows_peer)
         elif (match := _FRAME.match(text)) is not None:
             if current is None:  # its first line is cut off

@@ -262,16 +262,14 @@ def _disruption(meta: Mapping[str, Any], status: Mapping[str, Any], ended: Mappi
       pod by itself, and a lost node is noticed after its trainer may have ended.
     """
     target = condition(status, "DisruptionTarget")
-    if target.get("status") != "True" or _precedes(target.get("lastTransitionTime"), ended.get("startedAt")):
+    changed, started = target.get("lastTransitionTime"), ended.get("startedAt")
+    # Certainly before the start, although the times come from two machines' clocks.
+    is_older = changed and started and parse_time(changed) < parse_time(started) - _CLOCK_SKEW
+    if target.get("status") != "True" or is_older:
         return ""
     reason = str(target.get("reason") or "Disruption")
     was_deleted = _was_drained(meta, ended) if ended else "deletionTimestamp" in meta
     return reason if was_deleted or reason in _WITHOUT_DELETION else ""
-
-
-def _precedes(first: str | None, second: str | None) -> bool:
-    """Return whether the first time is certainly before the second, although they come from two machines' clocks."""
-    return bool(first and second) and parse_time(str(first)) < parse_time(str(second)) - _CLOCK_SKEW
 
 
 def _prepared(status: Mapping[str, Any]) -> bool | None:

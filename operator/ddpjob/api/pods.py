@@ -1,4 +1,4 @@
-"""Models of the parts of Kubernetes' pod API in a DDPJob spec: environment, resources, the pod template.
+"""The parts of a DDPJob spec that describe its pods: environment, resources, template, volumes and placement.
 
 Field names and limits follow https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/.
 """
@@ -10,10 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, WrapValidator
 from pydantic_core import PydanticCustomError
 
+from ddpjob.api import names
 from ddpjob.api.model import ApiModel, OpenModel, Rule
 
 QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]+))?$"
 ABSOLUTE_PATH = r"^/[^:]*$"
+SUB_PATH = r"^[^/].*$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 # The API server's rule for names of environment variables since Kubernetes 1.34: printable ASCII except "=".
@@ -253,3 +255,107 @@ class PodTemplate(ApiModel):
     """Labels and annotations of the pods."""
     spec: PodTemplateSpec | None = None
     """Spec of the pods."""
+
+
+class ClaimSpec(OpenModel):
+    """Spec of a PersistentVolumeClaim. All fields of Kubernetes are accepted."""
+
+    access_modes: Annotated[
+        list[Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]],
+        Field(min_length=1, max_length=4),
+    ]
+    """Use ReadWriteMany if numNodes > 1, because every node mounts the volume."""
+    storage_class_name: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Storage class; default: the cluster's."""
+    volume_name: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Name of a PersistentVolume to bind to."""
+    resources: Resources
+    """Size of the volume, for example `{requests: {storage: 10Gi}}`."""
+
+
+class ClaimTemplate(ApiModel):
+    """A PersistentVolumeClaim that the operator creates with the name `<job>-checkpoints`."""
+
+    spec: ClaimSpec
+    """Spec of the claim."""
+
+
+class Checkpoint(ApiModel):
+    """Shared volume that rank 0 saves checkpoints to and every attempt resumes from."""
+
+    rules: ClassVar = (
+        Rule(
+            "has(self.claimName) != has(self.claimTemplate)",
+            "give exactly one of claimName (an existing claim) and claimTemplate (a claim to create)",
+            lambda checkpoint: (checkpoint.claim_name is None) != (checkpoint.claim_template is None),
+        ),
+        Rule(
+            "!has(self.subPath) || !self.subPath.split('/').exists(part, part == '..')",
+            "subPath must not contain '..'",
+            lambda checkpoint: ".." not in (checkpoint.sub_path or "").split("/"),
+        ),
+    )
+
+    claim_name: ObjectName | None = None
+    """Name of an existing PersistentVolumeClaim in the job's namespace."""
+    claim_template: ClaimTemplate | None = None
+    """Claim to create, or of an earlier job of this name. It outlives the job, unless claimRetention is Delete."""
+    claim_retention: Literal["Retain", "Delete"] = "Retain"
+    """Whether the claim from claimTemplate, which holds the trained model, is kept when the job is deleted."""
+    mount_path: MountPath = "/checkpoints"
+    """Mount path in the trainer (DDPJOB_CHECKPOINT_DIR)."""
+    sub_path: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=SUB_PATH)] | None = None
+    """Directory inside the volume, for several jobs on one claim."""
+    fenced: bool | None = None
+    """Whether an older attempt cannot save once a newer attempt has saved. Then the attempt after a failure does not
+    wait for the end of the earlier pods. Default: what the launcher of ddprun or ddptrain reports, else false."""
+
+    def claim(self, job: str) -> str:
+        """Return the name of the claim that holds the checkpoints of the job with this name."""
+        return self.claim_name or names.claim_name(job)
+
+
+class Data(ApiModel):
+    """Volume with the training data, mounted read-only."""
+
+    claim_name: ObjectName
+    """Name of an existing PersistentVolumeClaim in the job's namespace."""
+    mount_path: MountPath = "/data"
+    """Mount path in the trainer (DDPJOB_DATA_DIR)."""
+
+
+class GangPolicy(ApiModel):
+    """All pods get a Kubernetes node, or none does."""
+
+
+class BasicPolicy(ApiModel):
+    """Each pod gets a Kubernetes node by itself."""
+
+
+class SchedulingPolicy(ApiModel):
+    """Whether the pods of an attempt are placed together. Exactly one of gang and basic."""
+
+    rules: ClassVar = (
+        Rule(
+            "has(self.gang) != has(self.basic)",
+            "give exactly one of gang (all pods are placed, or none) and basic (each pod by itself)",
+            lambda policy: (policy.gang is None) != (policy.basic is None),
+        ),
+    )
+
+    gang: GangPolicy | None = None
+    """All pods or none, by the gang scheduler that the operator is configured for. Without one the job waits."""
+    basic: BasicPolicy | None = None
+    """Each pod by itself, also where the operator is configured for a gang scheduler."""
+
+
+class Scheduling(ApiModel):
+    """Placement of the pods."""
+
+    scheduling_policy: SchedulingPolicy | None = None
+    """Default: gang where the operator is configured for a gang scheduler, otherwise basic."""
+    # By default as long as a cluster autoscaler may take to add a Kubernetes node.
+    partial_gang_seconds: Annotated[int, Field(ge=0, le=86_400)] = 300
+    """Seconds for which an attempt waits while not all its pods get a Kubernetes node: a job with minNodes then starts
+    with fewer, any other gives its nodes back if an older job waits, too, or after five times as long. It costs no
+    restart. 0: without end."""

@@ -36,17 +36,16 @@ def count_devices(limits: Mapping[str, int | str], requests: Mapping[str, int | 
     Raises:
         ValueError: a quantity is not a whole number of devices.
     """
-    given = {**requests, **limits}.items()
-    return sum(_whole(name, n) for name, n in given if is_device(name))
+    count = 0
+    for name, value in {**requests, **limits}.items():
+        if is_device(name):
+            number = amount(value)
+            if number != number.to_integral_value() or number < 0:
+                raise ValueError(f"{name}: {value} is not a whole number of devices")
+            count += int(number)
+    return count
 
 
 def is_device(resource: str) -> bool:
     """Return whether a resource is a kind of GPU or MIG device."""
     return resource.endswith("/gpu") or resource.startswith("nvidia.com/mig-")
-
-
-def _whole(name: str, value: int | str) -> int:
-    number = amount(value)
-    if number != number.to_integral_value() or number < 0:
-        raise ValueError(f"{name}: {value} is not a whole number of devices")
-    return int(number)

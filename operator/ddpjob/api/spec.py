@@ -21,6 +21,8 @@ from ddpjob.api import limits, names
 from ddpjob.api.model import ApiModel, Rule
 from ddpjob.api.objects import levels, value_at
 from ddpjob.api.pods import (
+    Checkpoint,
+    Data,
     EnvFromSource,
     EnvVar,
     Image,
@@ -32,13 +34,12 @@ from ddpjob.api.pods import (
     PullPolicy,
     Quantity,
     Resources,
+    Scheduling,
     TemplateContainer,
 )
 from ddpjob.api.quantities import count_devices
 from ddpjob.api.restarts import RestartPolicy
-from ddpjob.api.scheduling import Scheduling
 from ddpjob.api.time_spent import Time
-from ddpjob.api.volumes import Checkpoint, Data
 
 DAY = 86_400
 YEAR = 365 * DAY
@@ -392,13 +393,9 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [
         rule.message
         for name, rule in rules.items()
-        if not _is_equal(*(value_at(spec, name.split(".")) for spec in (old, new)))
+        # As text: in Python, true is 1.
+        if len({json.dumps(value_at(spec, name.split(".")), sort_keys=True) for spec in (old, new)}) > 1
     ]
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are the same; unlike ``==``, true is not 1."""
-    return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def parse_spec(job: dict[str, Any], *, ignore_unknown: bool = False) -> DDPJobSpec:

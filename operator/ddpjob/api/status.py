@@ -12,9 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from ddpjob.api import limits
 from ddpjob.api.failure import FailureFacts
-from ddpjob.api.limits import MAX_ADVICE, MAX_AVOIDED, MAX_LOG_TAIL, MAX_MESSAGE, MAX_REASON
+from ddpjob.api.limits import MAX_ADVICE, MAX_AVOIDED, MAX_LOG_TAIL, MAX_MESSAGE, MAX_NODES, MAX_REASON
 from ddpjob.api.model import StatusPart, unique_keys
 from ddpjob.api.time_spent import Count, Time, TimeSpent
 from ddpjob.api.times import seconds_between
@@ -421,7 +420,7 @@ class DDPJobStatus(StatusPart):
     """When the job finished."""
     active_seconds: Count | None = None
     """Seconds that earlier attempts were active. With the current attempt: compared with activeDeadlineSeconds."""
-    succeeded_nodes: Annotated[list[Count], Field(max_length=limits.MAX_NODES)] | None = None
+    succeeded_nodes: Annotated[list[Count], Field(max_length=MAX_NODES)] | None = None
     """node_ranks of the current attempt that exited with 0. Deleting their pods later is not a failure."""
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = None
     """Conditions of the job."""

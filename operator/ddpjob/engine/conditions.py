@@ -39,7 +39,9 @@ def conditions(
     """
     match decision.kind:
         case "succeed" | "fail":
-            aspects = _finished(decision)
+            failed = decision.kind == "fail"  # kstatus reads Stalled as Failed
+            holds = {"Finished": True, "Failed": failed, "Succeeded": not failed, "Stalled": failed}
+            aspects = without_pods(decision.reason, decision.message, **holds)
         case "suspend":
             aspects = without_pods(*s.suspension, Suspended=True)
         case "continue" if s.suspended and s.job.spec.suspend:
@@ -67,8 +69,7 @@ def _condition(name: str, old: Condition | None, aspect: Aspect, time: str) -> C
     message = shorten(clean(text), MAX_MESSAGE)
     if old is None or old.status != status:
         return Condition(type=name, status=status, reason=reason, message=message, last_transition_time=time)
-    is_same = (old.reason, old.message) == (reason, message)
-    return old if is_same else old.changed(reason=reason, message=message)
+    return old.changed(reason=reason, message=message)
 
 
 def finished(before: Sequence[Condition], problems: Sequence[Problem], now: datetime) -> list[Condition]:
@@ -83,12 +84,6 @@ def finished(before: Sequence[Condition], problems: Sequence[Problem], now: date
         aspect = (True, refused.reason, refused.message)
     stalled = _condition("Stalled", known["Stalled"], aspect, timestamp(now))
     return [stalled if condition.type == "Stalled" else condition for condition in before]
-
-
-def _finished(decision: Decision) -> dict[str, Aspect]:
-    failed = decision.kind == "fail"  # kstatus reads Stalled as Failed
-    holds = {"Finished": True, "Failed": failed, "Succeeded": not failed, "Stalled": failed}
-    return without_pods(decision.reason, decision.message, **holds)
 
 
 def without_pods(reason: str, message: str, **holds: bool) -> dict[str, Aspect]:

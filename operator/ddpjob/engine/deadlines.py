@@ -100,8 +100,6 @@ def _completion(s: JobState) -> Deadline | None:
     # The plan that sees the first success also sets the timer: no event follows if the other nodes hang.
     waited = seconds_between(s.attempt.first_success_time or timestamp(s.now), s.now)
     left = [r for r in s.job.node_ranks if r not in s.succeeded_nodes]
-    if not left:
-        return None
     text = (
         f"node_rank {', '.join(map(str, left[:8]))} of attempt {s.attempt.number} still run {limit} s after the first "
         "node succeeded, and after the last progress of rank 0 (completionGraceSeconds)"

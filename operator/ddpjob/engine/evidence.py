@@ -66,8 +66,6 @@ Whose = Literal["own", "unknown", "peer"]
 _MAY_FOLLOW_A_PEER = frozenset({signals.SIGABRT})
 _LOST_NODE = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 _NO_REPORT = EndReport()
-# Reasons of a pod that the kubelet ended at the shutdown of its node.
-_SHUTDOWN = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,6 @@ class PodEvidence:
     def node_lost(self) -> bool:
         return self.pod is not None and is_on_lost_node(self.pod)
 
-    @property
-    def node_shutdown(self) -> bool:
-        """Whether the kubelet ended the pod at the shutdown of its Kubernetes node."""
-        return self.evicted and self.reason in _SHUTDOWN
-
     @cached_property
     def signal(self) -> int | None:
         """The signal that ended the trainer: the report's, the container's, n of exit code 128 + n, or a rank's."""
@@ -166,8 +159,7 @@ class PodEvidence:
             return True
         if pod is None or self.signal is not None:
             return False
-        is_traceback = pod.logged is not None and pod.logged.exception is not None
-        text = f"{pod.logged.exception}: {pod.logged.message}" if pod.logged and is_traceback else pod.log
+        text = f"{pod.logged.exception}: {pod.logged.message}" if pod.logged and pod.logged.exception else pod.log
         return _GPU_OUT_OF_MEMORY_LINE.search(text) is not None
 
     @property

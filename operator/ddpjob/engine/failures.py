@@ -177,7 +177,7 @@ TABLE: tuple[Judgement, ...] = (
     Judgement(
         "NodeShutdown",
         "the kubelet ended the pod because its node shut down",
-        lambda e, _: e.node_shutdown,
+        lambda e, _: e.evicted and e.reason in ("Terminated", "NodeShutdown", "Shutdown"),
         counted=False,
         planned=True,
         hint="the Kubernetes node was shut down or rebooted",

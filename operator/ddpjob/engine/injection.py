@@ -25,10 +25,12 @@ WRAPPERS = frozenset(
     {
         *("env", "exec", "nice", "ionice", "chrt", "taskset", "numactl", "time", "timeout", "stdbuf", "setsid", "gosu"),
         *("tini", "dumb-init", "catchsegv", "nsys", "ncu", "py-spy", "strace", "uv", "poetry", "conda", "pixi"),
-        *("run", "profile"),
+        *("run", "profile", "record"),
     }
 )
 """Programs that start the program that follows their options, and words between the two."""
+_TAKES_AN_OPERAND = "gosu"
+"""The wrapper whose first word is no program: a user."""
 _USER = 1000  # of the launcher's image
 
 
@@ -92,7 +94,8 @@ def program_at(words: Sequence[str]) -> int | None:
     for index, word in enumerate(words):
         behind = words[index - 1] if index else "--"
         is_value = behind.startswith("-") and behind != "--" and not _is_known(word)
-        is_other = word.startswith("-") or "=" in word or word[:1].isdecimal() or is_value
+        is_operand = PurePosixPath(behind).name == _TAKES_AN_OPERAND
+        is_other = word.startswith("-") or "=" in word or word[:1].isdecimal() or is_value or is_operand
         if not is_other and PurePosixPath(word).name not in WRAPPERS:
             return index
     return None

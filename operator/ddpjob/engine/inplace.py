@@ -43,10 +43,8 @@ def fold(in_place: InPlace, report: TrainingReport | EndReport) -> InPlace:
         if one.life is None or one.life > life:
             continue
         if one.life in known:
-            took = known[one.life].recovery_milliseconds
-            known[one.life] = known[one.life].changed(
-                recovery_milliseconds=one.recovery_milliseconds if took is None else took
-            )
+            if known[one.life].recovery_milliseconds is None:
+                known[one.life] = known[one.life].changed(recovery_milliseconds=one.recovery_milliseconds)
         else:
             known[one.life] = LifeFailure(
                 life=one.life,

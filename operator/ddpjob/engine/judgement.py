@@ -27,11 +27,6 @@ from ddpjob.engine.raised import DEVICE_FAILED, text_of
 _NO_REPORT = EndReport()
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
-# What can have failed where a job restarts because its spec has worked before, and what to look at.
-_OF_THE_NODE, _OF_ALL_NODES = (
-    ("its Kubernetes node", DESCRIBE_NODE),
-    ("a volume or service of all its nodes", DESCRIBE_POD),
-)
 
 
 def judge(evidence: PodEvidence, context: Context, logs: str) -> Judgement:
@@ -57,7 +52,10 @@ def judge(evidence: PodEvidence, context: Context, logs: str) -> Judgement:
         action = "Restart" if context.has_trained or context.starts_elsewhere or is_first else "Fail"
         is_suspected = action == "Restart" and not context.fails_elsewhere
         if action == "Restart" and not context.is_local:
-            cause, look = _OF_THE_NODE if is_suspected else _OF_ALL_NODES
+            # The spec has worked before, or works on another node.
+            cause, look = "a volume or service of all its nodes", DESCRIBE_POD
+            if is_suspected:
+                cause, look = "its Kubernetes node", DESCRIBE_NODE
             hint = f"{hint}; or a fault of {cause}"
             if context.has_trained or context.starts_elsewhere:  # else a wrong spec is more probable
                 todo, reported = look, _NO_REPORT

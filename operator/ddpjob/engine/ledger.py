@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from ddpjob.api.pod_view import PodView
-from ddpjob.api.status import RUNNING, DDPJobStatus, PauseStatus, Progress
+from ddpjob.api.status import RUNNING, DDPJobStatus, Progress
 from ddpjob.api.time_spent import TIME_CATEGORIES, TimeSpent
 from ddpjob.api.times import parse_time, timestamp
 from ddpjob.engine.attempt import EVICTED
@@ -44,7 +44,8 @@ def time_spent(s: JobState, decision: Decision, after: DDPJobStatus) -> TimeSpen
     spans, current = _divided(begin, end, current, happenings, reports=_has_steps(after.progress))
     totals = before.by_category
     if s.before.pause is None and after.pause is not None and current in _TRAINS:
-        _take_out(spans, totals, "stalled", _seconds_of(after.pause, end))
+        paused = int(end - _second(after.pause.since) - _USUAL_STEPS * (after.pause.median or 0))
+        _take_out(spans, totals, "stalled", max(paused, 0))
         current = "stalled"
     elif after.pause is None and current == "stalled":
         current = "training"
@@ -208,11 +209,6 @@ def _reported_step(s: JobState) -> int | None:
         return None
     is_known = reports_itself(report) or report.checkpoint or report.resumed_from or s.before.checkpoint
     return report.step if is_known else None
-
-
-def _seconds_of(pause: PauseStatus, end: int) -> int:
-    """Return the seconds of a pause beyond the time of a few steps."""
-    return max(int(end - _second(pause.since) - _USUAL_STEPS * (pause.median or 0)), 0)
 
 
 def _newly_saved(s: JobState) -> int:

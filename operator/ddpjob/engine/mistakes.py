@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job, overridden_fields
-from ddpjob.engine.injection import PROGRAM, PYTHON, WRAPPERS, launched
+from ddpjob.engine.injection import PROGRAM, PYTHON, launched, program_at, python_options
 
 LAUNCHERS = frozenset(
     {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
@@ -90,16 +90,17 @@ def trainer_command(job: Job) -> list[str]:
 
 
 def _is_unlaunched(words: Sequence[str]) -> bool:
-    """Return whether a command has a program or script before its arguments, and none that may start several processes.
-
-    What follows a script of Python are its arguments. The code of ``python -c`` cannot be judged.
-    """
-    script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
-    names = {PurePosixPath(word).name: word for word in words[: script + 1]}
-    has_code = any(map(PYTHON.fullmatch, names)) and not {"-c", "-"}.isdisjoint(names)
-    if has_code or not (LAUNCHERS | LAUNCHER_MODULES | SHELLS).isdisjoint(names):
+    """Return whether the program of a command is neither a launcher nor something that cannot be judged."""
+    if (place := program_at(words)) is None:
         return False
-    if any(name.endswith(".sh") for name in names):
-        return False
-    others = (name for name in names if name not in WRAPPERS and not PYTHON.fullmatch(name))
-    return any(not (name.startswith("-") or "=" in names[name] or name.isdecimal()) for name in others)
+    program, rest = PurePosixPath(words[place]).name, words[place + 1 :]
+    if not PYTHON.fullmatch(program):
+        return not (program in LAUNCHERS | SHELLS or program.endswith(".sh"))
+    match rest[python_options(rest) :]:
+        case ["-m", *module]:
+            return not LAUNCHER_MODULES.issuperset(module[:1])
+        case [] | ["-c" | "-", *_]:
+            return False
+        case [path, *_]:
+            return PurePosixPath(path).name not in LAUNCHERS
+    return False

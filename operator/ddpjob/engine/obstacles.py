@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from ddpjob.api import names
-from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Furthest
 from ddpjob.api.times import seconds_between
@@ -69,7 +68,7 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
     for pod in pods:
         if pod.waiting:
-            todo = f"; {_LAUNCHER_ADVICE}" if pod.waiting_init == LAUNCHER else ""
+            todo = f"; {_LAUNCHER_ADVICE}" if pod.waiting_init == names.LAUNCHER else ""
             yield pod.waiting[0], f"{pod.where}: {pod.waiting_text}{todo}"
     yield from _not_placed(s, pods)
     for pod in pods:

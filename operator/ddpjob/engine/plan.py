@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import STOP_SECONDS, PodView
 from ddpjob.api.spec import explain
-from ddpjob.api.status import Condition, DDPJobStatus, recorded_status
+from ddpjob.api.status import DDPJobStatus, recorded_status
 from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import obstacles
@@ -108,11 +108,11 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     upkeep = scheduling.upkeep(s, number, runs=runs)
     first = tuple(request for request in upkeep if isinstance(request, Create))
     creates = (*((first,) if first else ()), *_creates(s, decision, status))
-    requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep]
-    makes_pods = any(phase[0].resource is names.PODS and not phase[0].optional for phase in creates)
     goes_on = decision.kind in ("continue", "hold")
+    probes = elastic.unused_probes(s, goes_on=goes_on)
+    requests = [*_repairs(s, decision), *_ends(s, decision), *upkeep, *probes]
+    makes_pods = any(phase[0].resource is names.PODS and not phase[0].optional for phase in creates)
     waits_for_cause = decision.kind == "continue" and s.attempt.is_settling
-    requests += map(_deletion, elastic.unused_probes(s, goes_on=goes_on))
     return Plan(
         status=_changed(s.before, status),
         urgent=not goes_on,
@@ -127,10 +127,6 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=_is_cautious(s, decision),
     )
-
-
-def _deletion(pod: PodView) -> Delete:
-    return Delete(names.PODS, pod.name, pod.uid)
 
 
 def _nothing_runs(s: JobState, decision: Decision) -> bool:
@@ -244,14 +240,16 @@ def _plan_finished(s: JobState) -> Plan:
     keeps = s.job.spec.pod_retention != "None"
     ends = [
         *(_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods),
-        *map(_deletion, elastic.unused_probes(s, goes_on=False)),
+        *elastic.unused_probes(s, goes_on=False),
         *scheduling.upkeep(s, s.attempt.number, runs=False),
     ]
     deletes = tuple(end for end in ends if isinstance(end, Delete))
     changes = tuple(end for end in ends if isinstance(end, Change))
     built = finished(s.before.conditions or (), s.observed.problems, s.now) or None
     status = _changed(s.before, s.before.changed(observed_generation=s.job.generation, conditions=built))
-    events = tuple(_refusals(s.before, built or ())) if status is not None else ()
+    known = {condition.type: condition.reason for condition in s.before.conditions or ()}
+    new = (each for each in built or () if each.reason in REFUSALS_TO_SHOW and known.get(each.type) != each.reason)
+    events = tuple(Note("Warning", each.reason, shorten(each.message, MAX_NOTE)) for each in new)
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
     left = None
@@ -261,13 +259,6 @@ def _plan_finished(s: JobState) -> Plan:
         return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
     after = _earlier(left, kueue.look_again(s))
     return Plan(status=status, deletes=deletes, changes=changes, events=events, requeue_after=after)
-
-
-def _refusals(before: DDPJobStatus, built: Sequence[Condition]) -> Iterable[Note]:
-    known = {condition.type: condition.reason for condition in before.conditions or ()}
-    for condition in built:
-        if condition.reason in REFUSALS_TO_SHOW and known.get(condition.type) != condition.reason:
-            yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
 
 
 def _refuse(body: Json, before: DDPJobStatus, lines: list[str], now: datetime) -> Plan:

@@ -14,9 +14,11 @@ _LARGE = 1e15
 def progress_status(report: TrainingReport, before: Progress | None, now: datetime) -> Progress:
     """Return ``status.progress`` for a report; the heartbeat time changes only if another value does."""
     step, loss = report.step, _number_text(report.loss, ".4g")
-    is_same_run = before is not None and (step or 0) >= (before.step or 0)
-    if loss is None and before is not None and is_same_run:
+    if loss is None and before is not None and (step or 0) >= (before.step or 0):  # in the same run
         loss = before.loss  # the phases data and evaluate have no loss; keep the last one
+    before_saved = before.saving_seconds if before is not None else None
+    # The most that was reported in this attempt: after an older report, no second is new again.
+    saved = max((seconds for seconds in (saved_for(report), before_saved) if seconds is not None), default=None)
     progress = Progress(
         display=_display(report),
         phase=report.phase,
@@ -30,7 +32,7 @@ def progress_status(report: TrainingReport, before: Progress | None, now: dateti
         samples_per_second=_number_text(report.samples_per_second, ".0f"),
         steps_per_second=_number_text(report.steps_per_second, ".3g"),
         eta_seconds=report.eta_seconds,
-        saving_seconds=_most_saved(report, before),
+        saving_seconds=saved,
     )
     given = {name: value for name, value in progress.__dict__.items() if value is not None}
     if before is not None and before.last_heartbeat_time and given.items() <= before.__dict__.items():
@@ -66,12 +68,6 @@ def saved_for(report: TrainingReport) -> int | None:
     """Return the whole seconds for which saves have blocked the training in this attempt; None if not reported."""
     seconds = report.saving_seconds
     return int(seconds) if seconds is not None and 0 <= seconds <= _MAX_AGE else None
-
-
-def _most_saved(report: TrainingReport, before: Progress | None) -> int | None:
-    """Return the most that was reported in this attempt: after an older report, no second is new again."""
-    known = before.saving_seconds if before is not None else None
-    return max((seconds for seconds in (saved_for(report), known) if seconds is not None), default=None)
 
 
 def checkpoint_status(

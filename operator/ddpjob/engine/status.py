@@ -55,7 +55,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     forgets = decision.begins_attempt or (decision.ends_attempt and elastic.is_resized(s))
     ends = decision.begins_attempt or finishes or decision.kind == "suspend" or decision.reason == EVICTED
     failures, asked = before.failures, None
-    if decision.begins_attempt or decision.reason == RESTART_REQUESTED:
+    if decision.begins_attempt or (decision.reason == RESTART_REQUESTED and decision.failure is None):
         asked = s.job.spec.restarted_at
     if decision.failure is not None:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
@@ -160,6 +160,9 @@ def _new_attempt(s: JobState, decision: Decision, before: CurrentAttempt, yields
 
 
 def _ended_attempt(s: JobState, decision: Decision, attempt: CurrentAttempt) -> CurrentAttempt:
+    since = None  # the start of the first of the attempts that were abandoned before they ran, up to this one
+    if (decision.refusals or decision.gives_back) and attempt.all_running_time is None:
+        since = attempt.creating_since or attempt.start_time
     ending = Ending(
         verdict=decision.reason,
         message=shorten(decision.message, MAX_MESSAGE),
@@ -172,7 +175,7 @@ def _ended_attempt(s: JobState, decision: Decision, attempt: CurrentAttempt) -> 
         phase=ENDING,
         ending=ending,
         refusals=decision.refusals or None,
-        creating_since=_creating_since(attempt, decision),
+        creating_since=since,
         failures_in_row=_failures_in_row(s, decision) or None,
         partial_since=None,
         elder_seconds=guard.elder_seconds(s),
@@ -187,13 +190,6 @@ def _failures_in_row(s: JobState, decision: Decision) -> int | None:
 
 def _total_restarts(s: JobState, decision: Decision) -> int:
     return total_restarts(s) + (decision.restarted is not None and not decision.is_free)
-
-
-def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
-    """Return when the first of the attempts started that were abandoned before they ran, up to the one that ends."""
-    if not (decision.refusals or decision.gives_back) or attempt.all_running_time is not None:
-        return None
-    return attempt.creating_since or attempt.start_time
 
 
 def _with_first_times(s: JobState, decision: Decision, attempt: CurrentAttempt, nodes: Nodes) -> CurrentAttempt:

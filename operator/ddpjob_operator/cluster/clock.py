@@ -57,8 +57,9 @@ class ServerClock(SteadyClock):
 
     def observe(self, date: str | None, sent: float, received: float) -> None:
         """Take the header of a response; ``sent`` and ``received`` are times of ``monotonic``."""
-        second = _seconds(date)
-        if second is None:
+        try:
+            second = email.utils.parsedate_to_datetime(date or "").timestamp()
+        except (ValueError, OverflowError):  # there is none, or it cannot be read
             return
         given = _Bounds(second - received, second + 1.0 - sent, received)
         agreed = self._known.narrowed(given) or (self._doubtful.narrowed(given) if self._doubtful else None)
@@ -77,11 +78,3 @@ class ServerClock(SteadyClock):
             self._offset += max(-most, min(wanted, most))
             self._slewed_at = max(moment, self._slewed_at)
         return super().now()
-
-
-def _seconds(date: str | None) -> float | None:
-    """Return the seconds since 1970 of an HTTP date, or None if there is none or it cannot be read."""
-    try:
-        return email.utils.parsedate_to_datetime(date).timestamp() if date else None
-    except (ValueError, OverflowError):
-        return None

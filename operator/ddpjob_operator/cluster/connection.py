@@ -39,7 +39,7 @@ class Connection:
     def __init__(self, kubeconfig: str | None, configuration: Configuration) -> None:
         self._kubeconfig = kubeconfig
         self._configuration = configuration
-        self._renewal = asyncio.Lock()
+        self._renewal: asyncio.Task[None] | None = None
         self.generation = 0
 
     @classmethod
@@ -75,11 +75,19 @@ class Connection:
         )
 
     async def renew(self, seen_generation: int) -> None:
-        """Read the configuration again after a 401, once for all requests that got it at the same time."""
-        async with self._renewal:
-            if seen_generation == self.generation:
-                await self._load()
-                self.generation += 1
+        """Read the configuration again after a 401, once for all requests that got it at the same time.
+
+        A caller may be cancelled before a slow plugin answers: then the next one waits for the same answer.
+        """
+        if seen_generation != self.generation:
+            return
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._load_again(), name="renewal of credentials")
+        await asyncio.shield(self._renewal)
+
+    async def _load_again(self) -> None:
+        await self._load()
+        self.generation += 1
 
     async def _authorize(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType

@@ -179,17 +179,11 @@ class Executor:
                         raise
                     return {}  # the definition of the PodGroups was removed, and its objects with it
                 except Conflict:
-                    if not await self._exists(namespace, delete):
+                    found = await self._existing(namespace, delete)
+                    if found["metadata"].get("uid") != delete.uid:
                         return {}
                     if not tries:
                         raise
-
-    async def _exists(self, namespace: str, delete: Delete) -> bool:
-        try:
-            found = await self._cluster.get(delete.resource, namespace, delete.name)
-        except NotFound:
-            return False
-        return bool(found["metadata"]["uid"] == delete.uid)
 
     async def _create_batch(self, job: Json, batch: Sequence[Create], outcome: Outcome, first: asyncio.Event) -> None:
         """Create all objects concurrently, then raise the first error.
@@ -236,9 +230,10 @@ class Executor:
             outcome.add(CREATE_FAILED, create, f"{create.resource.kind} {create.name} cannot be created: {error}")
             outcome.retry_after = max(outcome.retry_after, error.retry_after)
 
-    async def _existing(self, namespace: str, create: Create) -> Json:
+    async def _existing(self, namespace: str, wanted: Create | Delete) -> Json:
+        """Return the object that has the name; if none has it any more, what stands for one that is being deleted."""
         try:
-            return await self._cluster.get(create.resource, namespace, create.name)
+            return await self._cluster.get(wanted.resource, namespace, wanted.name)
         except NotFound:
             return {"metadata": {"deletionTimestamp": ""}}
 
@@ -261,9 +256,10 @@ class Executor:
     async def _adopt(self, job: Json, create: Create, found: Json, outcome: Outcome) -> None:
         """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
         meta = job["metadata"]
-        is_collected = create.shared and _of_another_ddpjob(found, meta["uid"])
-        is_terminating = "deletionTimestamp" in found["metadata"] or is_collected
-        if is_terminating:
+        owners = (found["metadata"].get("ownerReferences") or ()) if create.shared else ()
+        # A deleted job of this name owns the claim, so the garbage collector will delete it.
+        is_collected = any(each.get("kind") == names.DDPJOBS.kind and each.get("uid") != meta["uid"] for each in owners)
+        if is_collected or "deletionTimestamp" in found["metadata"]:
             outcome.add(NAME_TERMINATING, create, f"{create.resource.kind} {create.name} is being deleted")
             return
         if owner_uid(found) == meta["uid"] or (create.shared and is_claim_of(found, meta["name"])):
@@ -285,12 +281,6 @@ def _changed_field(sent: Json, found: Json) -> str | None:
         return "metadata.ownerReferences"
     given, labels = meta.get("labels") or {}, (key for key in wanted["labels"] if key.startswith(f"{names.GROUP}/"))
     return next((f"the label {key}" for key in labels if given.get(key) != wanted["labels"][key]), None)
-
-
-def _of_another_ddpjob(found: Json, uid: str) -> bool:
-    """Return whether a deleted job of this name owns the claim, so that the garbage collector will delete it."""
-    owners = found["metadata"].get("ownerReferences") or ()
-    return any(owner.get("kind") == names.DDPJOBS.kind and owner.get("uid") != uid for owner in owners)
 
 
 def _batches(items: Sequence[Create], cautious: bool) -> Iterator[Sequence[Create]]:

@@ -202,9 +202,9 @@ class Cache:
             return False  # of another kind of job
         oldest = known.version + (not same_version) if known is not None else 0
         version = version_number(meta.get("resourceVersion", ""))
-        is_deleted = self._is_deleted(uid, version)
-        if is_deleted and self._tombstones[uid] is not None and has_lost_label(resource, meta):
-            is_deleted = False  # watch and LIST show it as deleted, in any later version; the sweep finds out if it is
+        last = self._tombstones.get(uid, -1)
+        # Watch and LIST show an object without the label as deleted, in any later version; the sweep finds out.
+        is_deleted = last is None or (version <= last and not has_lost_label(resource, meta))
         if is_deleted or version < oldest:
             return False
         self._tombstones.pop(uid, None)
@@ -262,12 +262,6 @@ class Cache:
         self._drop(resource, known, version)
         self._wake(known)
         return True
-
-    def _is_deleted(self, uid: str, version: int) -> bool:
-        if uid not in self._tombstones:
-            return False
-        last = self._tombstones[uid]
-        return last is None or version <= last
 
     def newest(self, resource: Resource) -> int:
         """Return the highest version of a kind that was stored. A LIST that is sent now has at least this version."""

@@ -96,6 +96,11 @@ def entry_of(resource: Resource, obj: Json) -> Entry:
     job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or owning_job(meta)
     if resource in names.SCHEDULING_KINDS:  # any user of a queue may have the right to edit the labels
         job = owning_job(meta) or job
+    value: Any
+    if resource is names.PODS:
+        value = pod_view(obj)
+    else:
+        value = stored(obj) if resource is names.DDPJOBS else _part_in_use(resource, obj)
     return Entry(
         namespace,
         name,
@@ -103,14 +108,8 @@ def entry_of(resource: Resource, obj: Json) -> Entry:
         version_number(meta.get("resourceVersion", "")),
         Key(namespace, intern(job)) if job else None,
         not has_lost_label(resource, meta),
-        _value(resource, obj),
+        value,
     )
-
-
-def _value(resource: Resource, obj: Json) -> Any:
-    if resource is names.PODS:
-        return pod_view(obj)
-    return stored(obj) if resource is names.DDPJOBS else _part_in_use(resource, obj)
 
 
 def _part_in_use(resource: Resource, obj: Json) -> Json:

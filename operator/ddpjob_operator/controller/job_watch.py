@@ -62,7 +62,7 @@ class JobWatch:
         await self.status.keep_open(self._run_once)
 
     async def _run_once(self) -> float:
-        thread = KopfThread(self.connection, self.cache, self.scope, self.status)
+        thread = KopfThread(self)
         try:
             await self._until_broken(thread)
         finally:
@@ -92,18 +92,15 @@ class KopfThread:
     Handlers are called in the thread; what they report is passed to the event loop that made this object.
     """
 
-    def __init__(self, connection: Connection, cache: Cache, scope: str | None, status: WatchStatus) -> None:
-        self._connection = connection
-        self._cache = cache
-        self._scope = scope
-        self._status = status
+    def __init__(self, watch: JobWatch) -> None:
+        self._watch = watch
         self._main = asyncio.get_running_loop()
         self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._is_stopped = False
         self._generation: int | None = None
         self._refused, self._refused_at = 0, -math.inf
         self.ended: asyncio.Future[str] = self._main.create_future()
-        self._thread = threading.Thread(target=self._run, name=f"kopf {scope or 'all namespaces'}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kopf {watch.scope or 'all namespaces'}", daemon=True)
         before = threading.stack_size(STACK_BYTES)
         try:
             self._thread.start()
@@ -138,46 +135,41 @@ class KopfThread:
         self._stop = asyncio.get_running_loop(), flag
         if self._is_stopped:  # before it could set the flag
             return
-        await kopf.operator(
-            registry=self._registry(),
-            stop_flag=flag,
-            standalone=True,
-            # By default kopf looks up the user's name, which a user id that a cluster assigned does not have.
-            identity=cast(Any, names.MANAGED_BY),
-            clusterwide=self._scope is None,
-            namespaces=[] if self._scope is None else [self._scope],
-        )
-
-    def _registry(self) -> kopf.OperatorRegistry:
-        """Return kopf's handlers: the start, the login, and one for the events of jobs."""
         handlers = kopf.OperatorRegistry()
         kopf.on.startup(registry=handlers)(configure)
         kopf.on.login(registry=handlers)(self._login)
         kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(self._take)
-        return handlers
+        scope = self._watch.scope
+        await kopf.operator(
+            registry=handlers,
+            stop_flag=flag,
+            standalone=True,
+            # By default kopf looks up the user's name, which a user id that a cluster assigned does not have.
+            identity=cast(Any, names.MANAGED_BY),
+            clusterwide=scope is None,
+            namespaces=[] if scope is None else [scope],
+        )
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        connection, now = self._watch.connection, time.monotonic()
         # kopf calls login again only after a 401, and then repeats its request at once.
         if self._generation is not None:
-            await asyncio.sleep(self._delay_of_login())
-            renewing = asyncio.run_coroutine_threadsafe(self._connection.renew(self._generation), self._main)
+            # A rotated token is read without a delay; credentials that are refused again, ever later.
+            self._refused = 0 if now - self._refused_at > CALM_SECONDS else self._refused + 1
+            self._refused_at = now
+            if self._refused:
+                await asyncio.sleep(doubling(FIRST_RESTART_SECONDS, self._refused, MAX_RESTART_SECONDS))
+            renewing = asyncio.run_coroutine_threadsafe(connection.renew(self._generation), self._main)
             try:
                 await asyncio.wrap_future(renewing)
             except ConfigurationError as error:
                 raise kopf.LoginError(str(error)) from error
-        self._generation = self._connection.generation
-        session = self._connection.session(0, middlewares=(self._status.middleware, job_json.middleware))
-        return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
-
-    def _delay_of_login(self) -> float:
-        """Return the seconds to wait: none for a rotated token, ever more if the credentials are refused again."""
-        now = time.monotonic()
-        self._refused = 0 if now - self._refused_at > CALM_SECONDS else self._refused + 1
-        self._refused_at = now
-        return doubling(FIRST_RESTART_SECONDS, self._refused, MAX_RESTART_SECONDS) if self._refused else 0.0
+        self._generation = connection.generation
+        session = connection.session(0, middlewares=(self._watch.status.middleware, job_json.middleware))
+        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
 
     async def _take(self, event: Any, **_: Any) -> None:
-        self._main.call_soon_threadsafe(self._cache.take, names.DDPJOBS, event)
+        self._main.call_soon_threadsafe(self._watch.cache.take, names.DDPJOBS, event)
 
 
 async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:

@@ -89,7 +89,8 @@ class Operator:
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
-        self._catch_signals()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         kinds = (*WATCHED, *(kind for family in families(self._settings.engine) for kind in family))
         self._watches = {scope: [self._watch_of(kind, scope) for kind in kinds] for scope in self._settings.scopes}
         self._add_gauges()
@@ -153,11 +154,6 @@ class Operator:
         if resource is names.DDPJOBS:
             return JobWatch(connection=connection, cache=cache, scope=scope, status=status)
         return ObjectWatch(cluster=self.cluster, connection=connection, cache=cache, scope=scope, status=status)
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         logger.info("%s: stopping", number.name)

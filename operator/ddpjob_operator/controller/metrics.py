@@ -93,13 +93,10 @@ class Metrics:
             if failure["action"] == "Restart":
                 self.restarts.labels(str(failure["counted"]).lower()).inc()
         self.restarts_in_place.inc(max((after.get("restartsInPlace") or 0) - (before.get("restartsInPlace") or 0), 0))
-        self._observe_time(before, after.get("time") or {})
-
-    def _observe_time(self, before: Json, new: Json) -> None:
-        """Count the seconds that a ledger adds. What moves to another category is first taken off later seconds."""
-        old = before.get("time") or {}
-        for category in TIME_CATEGORIES if new else ():
-            added = new.get(category, 0) - old.get(category, 0) - self._taken_back.pop(category, 0)
+        spent, known_spent = (status.get("time") or {} for status in (after, before))
+        for category in TIME_CATEGORIES if spent else ():
+            # What moves to another category is first taken off later seconds.
+            added = spent.get(category, 0) - known_spent.get(category, 0) - self._taken_back.pop(category, 0)
             if added < 0:
                 self._taken_back[category] = -added
             self.time_spent.labels(category).inc(max(added, 0))

@@ -61,8 +61,9 @@ class ObjectWatch:
         except ClusterError as error:
             if error.code == 410:  # the server no longer has the history since the last seen version
                 logger.debug("the watch of %s expired, listing them again", self.status.path)
-            else:
-                self._fail(error)
+            elif not self._version or not self.status.is_failing:
+                # An error of the LIST, or of an event: the session of the watch has not noted it.
+                self.status.fail(f"{type(error).__name__}: {error}")
             if not isinstance(error, Unavailable | TooManyRequests):
                 self._version = ""  # the LIST also reads the credentials again, if they were refused
             return error.retry_after
@@ -116,8 +117,3 @@ class ObjectWatch:
         if kind in ("ADDED", "MODIFIED", "DELETED"):
             self.cache.take(self.status.resource, event)
         self._version = (obj.get("metadata") or {}).get("resourceVersion") or self._version
-
-    def _fail(self, error: ClusterError) -> None:
-        """Note an error that the session of the watch has not noted: of the LIST, or of an event."""
-        if not self._version or not self.status.is_failing:
-            self.status.fail(f"{type(error).__name__}: {error}")

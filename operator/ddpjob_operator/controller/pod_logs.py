@@ -61,14 +61,11 @@ class PodLogs:
 
     def follow(self, key: Key, attempt: int, pods: Sequence[tuple[str, str]]) -> None:
         """Read the logs of these pods (name, uid), unless that has begun. What earlier attempts logged is dropped."""
-        followed = self._followed.get(key)
-        if followed is not None and followed.attempt != attempt:
+        if key in self._followed and self._followed[key].attempt != attempt:
             self.forget(key)
-            followed = None
         if not pods:
             return
-        if followed is None:
-            followed = self._followed[key] = _Followed(attempt)
+        followed = self._followed.setdefault(key, _Followed(attempt))
         for name, uid in pods:
             if uid not in followed.tasks and len(followed.tasks) < MAX_LOGS:
                 reading = self._read(key, followed, name, uid)

@@ -33,7 +33,6 @@ With growing delays, 34 edits of the metadata a second delayed a restart by 10 s
 MAX_REFUSAL = 512
 """Characters of the API server's message in an event: it may quote the object."""
 
-
 MAX_FIELDS = 3  # in a message; one is enough to find the cause
 
 _REFUSES = f"the CustomResourceDefinition {names.DDPJOBS.plural}.{names.GROUP} refuses"
@@ -132,25 +131,23 @@ class Recorder:
         return True
 
     async def _conflicted(self, key: Key, job: Json, written: Written) -> None:
-        """Read the job again, and plan again: at once, or later after many conflicts in a row."""
+        """Read the job again, and plan again: at once, or later after many conflicts in a row.
+
+        If the status has changed, another operator has written it, because users have no right to: log this once.
+        """
         await read_into(self.cache, self.cluster, names.DDPJOBS, key, self.cache.job_uid(key) or "")
-        self._report_rival(key, job, written)
+        found = self.cache.job(key) or job
+        is_same_job = found["metadata"]["uid"] == job["metadata"]["uid"]
+        if is_same_job and found.get("status") != job.get("status") and not written.rival:
+            written.rival = True
+            logger.warning(
+                "another operator writes the status of this job; two serve a namespace during an upgrade only"
+            )
         written.conflicts += 1
         if written.conflicts <= MAX_CONFLICTS:
             self.queue.add(key)
         else:
             self.queue.retry(key)
-
-    def _report_rival(self, key: Key, job: Json, written: Written) -> None:
-        """Log once a job that another operator has written the status: users have no right to do so."""
-        found = self.cache.job(key)
-        if written.rival or found is None or found["metadata"]["uid"] != job["metadata"]["uid"]:
-            return
-        if found.get("status") != job.get("status"):
-            written.rival = True
-            logger.warning(
-                "another operator writes the status of this job; two serve a namespace during an upgrade only"
-            )
 
     def _refused(self, job: Json, written: Written, error: ClusterError) -> ClusterError:
         """Report a status that the CRD's schema or an admission plugin refuses, in an event: the status cannot show it.

@@ -3,8 +3,9 @@
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from ddpjob.engine.actions import LAUNCHER_IMAGE, EngineSettings
@@ -21,21 +22,15 @@ IMAGE = (
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 
-Check = Callable[[str], Any]
-"""Returns a setting's value, given its text. Raises ``ValueError`` with the rule that the text breaks."""
-
 
 class SettingsError(Exception):
     """A setting is invalid; the message has variable, value and the allowed values."""
 
 
-def _text(pattern: str, rule: str) -> Check:
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(f"must be {rule}")
-        return text
-
-    return check
+def _text(pattern: str, rule: str, text: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"must be {rule}")
+    return text
 
 
 def _namespaces(text: str) -> tuple[str, ...]:
@@ -54,36 +49,33 @@ def _labels(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((key, value) for key, _, value in labels)
 
 
-def _number(kind: type[int] | type[float], low: float, high: float) -> Check:
-    def check(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise ValueError("must be a number") from None
-        if not low <= value <= high:
-            raise ValueError(f"must be from {low:g} to {high:g}")
-        return value
-
-    return check
+def _number(kind: type[int] | type[float], low: float, high: float, text: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not low <= value <= high:
+        raise ValueError(f"must be from {low:g} to {high:g}")
+    return value
 
 
-def _choice(*allowed: str) -> Check:
-    def check(text: str) -> str:
-        found = next((choice for choice in allowed if choice.lower() == text.lower()), None)
-        if found is None:
-            raise ValueError(f"must be one of {', '.join(filter(None, allowed))}")
-        return found
-
-    return check
+def _choice(allowed: Sequence[str], text: str) -> str:
+    found = next((choice for choice in allowed if choice.lower() == text.lower()), None)
+    if found is None:
+        raise ValueError(f"must be one of {', '.join(filter(None, allowed))}")
+    return found
 
 
 def _flag(text: str) -> bool:
-    return bool(_choice("true", "false")(text) == "true")
+    return _choice(("true", "false"), text) == "true"
 
 
-def _setting(default: Any, check: Check) -> Any:
-    """Return a field of ``ControllerSettings``."""
-    return field(default=default, metadata={"check": check})
+def _setting(default: Any, read: Callable[..., Any], *limits: Any) -> Any:
+    """Return a field of ``ControllerSettings``.
+
+    read: returns the value, given ``limits`` and the text. Raises ``ValueError`` with the rule that the text breaks.
+    """
+    return field(default=default, metadata={"read": partial(read, *limits)})
 
 
 @dataclass(frozen=True)
@@ -98,26 +90,26 @@ class ControllerSettings:
     """
 
     namespaces: tuple[str, ...] = _setting((), _namespaces)
-    cluster_domain: str = _setting("cluster.local", _text(DNS_NAME, "a DNS domain such as cluster.local"))
-    progress_interval_seconds: float = _setting(10.0, _number(float, 1, 86_400))
-    sweep_interval_seconds: float = _setting(60.0, _number(float, 5, 86_400))
-    health_port: int = _setting(8080, _number(int, 0, 65_535))
-    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"))
-    max_concurrent_requests: int = _setting(64, _number(int, 1, 1024))
+    cluster_domain: str = _setting("cluster.local", _text, DNS_NAME, "a DNS domain such as cluster.local")
+    progress_interval_seconds: float = _setting(10.0, _number, float, 1, 86_400)
+    sweep_interval_seconds: float = _setting(60.0, _number, float, 5, 86_400)
+    health_port: int = _setting(8080, _number, int, 0, 65_535)
+    log_level: str = _setting("info", _choice, ("debug", "info", "warning", "error"))
+    max_concurrent_requests: int = _setting(64, _number, int, 1, 1024)
     read_logs: bool = _setting(True, _flag)
-    lease: str = _setting("", _text(f"({DNS_LABEL}/{DNS_LABEL})?", "NAMESPACE/NAME"))
+    lease: str = _setting("", _text, f"({DNS_LABEL}/{DNS_LABEL})?", "NAMESPACE/NAME")
     identity: str = _setting(socket.gethostname(), str)
-    pod_namespace: str = _setting("", _text(f"({DNS_LABEL})?", "the name of a namespace"))
+    pod_namespace: str = _setting("", _text, f"({DNS_LABEL})?", "the name of a namespace")
     pod_labels: tuple[tuple[str, str], ...] = _setting((), _labels)
     kueue: bool = _setting(False, _flag)
-    gang_scheduler: str = _setting("", _choice("", *GANG_SCHEDULERS))
+    gang_scheduler: str = _setting("", _choice, ("", *GANG_SCHEDULERS))
     scheduler_name: str = _setting(
-        "", _text(f"({DNS_NAME})?", "the name of a scheduler, such as scheduler-plugins-scheduler")
+        "", _text, f"({DNS_NAME})?", "the name of a scheduler, such as scheduler-plugins-scheduler"
     )
     launcher_image: str = _setting(
-        LAUNCHER_IMAGE, _text(IMAGE, "the name of an image, such as registry.example.com/ddpjob/trainer:0.1.0")
+        LAUNCHER_IMAGE, _text, IMAGE, "the name of an image, such as registry.example.com/ddpjob/trainer:0.1.0"
     )
-    launcher_pull_policy: str = _setting("", _choice("", "Always", "IfNotPresent", "Never"))
+    launcher_pull_policy: str = _setting("", _choice, ("", "Always", "IfNotPresent", "Never"))
 
     @property
     def pull_policy_of_launcher(self) -> str:
@@ -154,7 +146,7 @@ def parse(environ: Mapping[str, str] = os.environ) -> ControllerSettings:
     for variable, setting in VARIABLES.items():
         if (text := environ.get(variable)) is not None:
             try:
-                given[setting.name] = setting.metadata["check"](text.strip())
+                given[setting.name] = setting.metadata["read"](text.strip())
             except ValueError as error:
                 raise SettingsError(f"{variable} is {text.strip()!r}: {error}") from error
     return ControllerSettings(**given)

@@ -97,19 +97,16 @@ class Sweeper:
             except ClusterError as error:
                 failures += 1
                 delay = doubling(RETRY_SECONDS, failures, self.interval if filled.is_set() else MAX_START_SECONDS)
-                self._fail(scope, error)
+                known, why = self.failures.get(scope), explain(error)
+                self.failures[scope] = why
+                level = logging.DEBUG if why == known else logging.WARNING
+                where = f"namespace {scope}" if scope else "the objects"
+                logger.log(level, "cannot list %s, trying again: %s", where, why)
                 continue
             failures, delay = 0, self.interval if filled.is_set() else second
             if changed and filled.is_set():
                 logger.info("the sweep found %d changed object(s) that watch events missed", changed)
             filled.set()
-
-    def _fail(self, scope: str | None, error: ClusterError) -> None:
-        """Remember why a sweep failed; log it unless it is known."""
-        why, known = explain(error), self.failures.get(scope)
-        self.failures[scope] = why
-        level = logging.DEBUG if why == known else logging.WARNING
-        logger.log(level, "cannot list %s, trying again: %s", f"namespace {scope}" if scope else "the objects", why)
 
     async def sweep(self, scope: str | None) -> int:
         """List all objects of a scope, which queues the jobs of the changed ones; return their number."""

@@ -131,21 +131,14 @@ class WorkQueue:
             return
         # Only namespaces with a running key wait for a worker, so few are skipped.
         namespace = next(filter(self._has_worker_for, self._lines), None)
-        if namespace is not None:
-            self._has_started = True
-            asyncio.get_running_loop().call_soon(self._on_next_pass)
-            self._start(namespace, self._process)
-
-    def _on_next_pass(self) -> None:
-        self._has_started = False
-        self._start_next()
-
-    def _start(self, namespace: str, process: Process) -> None:
-        """Start the first waiting key of a namespace; the namespace is then the last in turn."""
+        if namespace is None:
+            return
+        self._has_started = True
+        asyncio.get_running_loop().call_soon(self._on_next_pass)
         line = self._lines.pop(namespace)
         key = line.popleft()
         if line:
-            self._lines[namespace] = line
+            self._lines[namespace] = line  # now the last in turn
         self._waiting.discard(key)
         self._busy[namespace] += 1
         # A run reads all changes up to now: a timer set before it is obsolete.
@@ -153,7 +146,12 @@ class WorkQueue:
             timer.cancel()
         if key in self._paced:
             self._paced[key] = False
-        self._running[key] = asyncio.create_task(self._work(key, process), name=f"reconcile {key.namespace}/{key.name}")
+        work = self._work(key, self._process)
+        self._running[key] = asyncio.create_task(work, name=f"reconcile {key.namespace}/{key.name}")
+
+    def _on_next_pass(self) -> None:
+        self._has_started = False
+        self._start_next()
 
     async def _work(self, key: Key, process: Process) -> None:
         try:
@@ -165,16 +163,12 @@ class WorkQueue:
             self._stopping = True
             raise
         finally:
-            self._end(key)
-
-    def _end(self, key: Key) -> None:
-        """Queue a key again that was added while it ran, and give its worker to the next key."""
-        del self._running[key]
-        self._busy -= Counter([key.namespace])  # which keeps no zeros
-        if key in self._again:
-            self._again.discard(key)
-            self._wait_in_line(key)
-        self._start_next()
+            del self._running[key]
+            self._busy -= Counter([key.namespace])  # which keeps no zeros
+            if key in self._again:
+                self._again.discard(key)
+                self._wait_in_line(key)
+            self._start_next()
 
     def _on_pace(self, key: Key) -> None:
         if self._paced.pop(key):

@@ -172,8 +172,8 @@ def test_ranks_do_not_outlive_their_launcher(ddptrain: ForkServer, idx: Path) ->
 
 IMPORTING = """
 import os
-from ddptrain.program import Trainer
-Trainer.preload = lambda _: os.kill(os.getpid(), 15)
+from ddptrain.program import TrainerProgram
+TrainerProgram.preload = lambda _: os.kill(os.getpid(), 15)
 """
 FORKING = """
 import os

@@ -169,8 +169,12 @@ def _digits() -> Dataset:
     package = importlib.util.find_spec("sklearn")  # an import would take every rank more than a second
     if package is None or package.origin is None:
         raise DataMissing("--data digits needs scikit-learn", next_step="pip install scikit-learn")
-    # Rows of 64 pixels from 0 to 16, and the label.
-    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    try:  # rows of 64 pixels from 0 to 16, and the label
+        table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    except (OSError, ValueError) as error:
+        raise DataCorrupt(
+            f"scikit-learn's digits cannot be read: {error}", next_step="reinstall scikit-learn"
+        ) from error
     images = np.kron(table[:, :64].reshape(-1, 8, 8), np.ones((3, 3))) * (255 / 16)
     images = np.pad(images.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
     labels = table[:, 64].astype(np.uint8)

@@ -88,6 +88,8 @@ class PodReader:
                 return
             if (error := hopeless(pod, self._job.name)) is not None:
                 raise error
+            if pod.ended or pod.deleting:
+                raise CutError(f"the pod {self._pod} has ended")
             why = pod.unschedulable or ": ".join(filter(None, pod.waiting or ()))  # of the scheduler or the kubelet
             if time.monotonic() - begin > self.start_seconds:
                 raise self._late(why)

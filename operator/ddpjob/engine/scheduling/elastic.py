@@ -15,13 +15,14 @@ placed doubles the time to the next one.
 
 from datetime import datetime, timedelta
 
+from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.limits import MAX_NODES
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.status import RUNNING, CurrentAttempt, DDPJobStatus, Size
 from ddpjob.api.times import parse_time, remaining, seconds_between, seconds_since, timestamp
-from ddpjob.engine.actions import Obstacle
+from ddpjob.engine.actions import Delete, Obstacle
 from ddpjob.engine.attempt import EVICTED
 from ddpjob.engine.desired import Job
 from ddpjob.engine.evidence import is_on_lost_node
@@ -162,10 +163,11 @@ def is_asking(s: JobState) -> bool:
     return _is_recent(size.probe_time, s.now, PROBE_SECONDS * 1.5)
 
 
-def unused_probes(s: JobState, *, goes_on: bool) -> list[PodView]:
-    """Return the probes to delete, also those of earlier questions. goes_on: the current attempt does."""
+def unused_probes(s: JobState, *, goes_on: bool) -> list[Delete]:
+    """Return the deletes of probes, also of earlier questions. goes_on: the current attempt does."""
     is_used = goes_on and is_asking(s)
-    return [pod for pod in s.observed.pods if pod.is_probe and not (pod.deleting or is_used)]
+    unused = (pod for pod in s.observed.pods if pod.is_probe and not (pod.deleting or is_used))
+    return [Delete(names.PODS, pod.name, pod.uid) for pod in unused]
 
 
 def obstacle(s: JobState) -> Obstacle | None:

@@ -69,19 +69,15 @@ def standing(job: Json) -> Standing | None:
     attempt = recorded_status({"currentAttempt": given}).current_attempt
     if attempt is None or status.get("state") == "Invalid":
         return None  # of an invalid job nothing is recorded any more
-    spec = _decoded(job.get("spec"))
+    spec = job.get("spec")  # of a large job it is JSON text (``cluster.job_json``), or missing
+    spec = json.loads(spec) if isinstance(spec, str) else spec
+    spec = spec if isinstance(spec, Mapping) else {}
     if "completionTime" in status or meta.get("deletionTimestamp") or spec.get("managedBy") not in _OURS:
         return None
     rank = (-(attempt.pod_priority or 0), str(meta.get("creationTimestamp") or ""), meta["uid"])
     if attempt.partial_since is not None and not attempt.is_closed:
         return Standing(rank, attempt.partial_since, _pool(spec), ELDER_SECONDS - (attempt.elder_seconds or 0))
     return Standing(rank, None, _pool(spec)) if attempt.verdict == YIELDED else None
-
-
-def _decoded(spec: Any) -> Mapping[str, Any]:
-    """Return the spec of a job. Of a large job it is JSON text (``cluster.job_json``), or missing."""
-    found = json.loads(spec) if isinstance(spec, str) else spec
-    return found if isinstance(found, Mapping) else {}
 
 
 def _pool(spec: Mapping[str, Any]) -> str:

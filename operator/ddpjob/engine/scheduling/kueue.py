@@ -11,7 +11,6 @@ from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
-from ddpjob.api.pod_view import PodView
 from ddpjob.api.pods import is_object_name
 from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_since
@@ -139,12 +138,9 @@ def upkeep(s: JobState, number: int, *, runs: bool) -> Sequence[Create | Change]
         priority = _priority(s)
         waits = _queue(s) and not (s.finished or s.job.spec.suspend or _misnamed(s))
         return (desired_workload(s, _queue(s), priority),) if waits and priority is not None else ()
-    if workload.is_ended:
-        change = None
-    elif s.finished:
-        change = end_of_job(s, workload) if _nothing_runs(s) else None
-    else:
-        change = _change(s, workload, number, runs=runs)
+    if workload.is_ended or (s.finished and not _nothing_runs(s)):
+        return ()
+    change = end_of_job(s, workload) if s.finished else _change(s, workload, number, runs=runs)
     return (change,) if change is not None else ()
 
 
@@ -198,14 +194,9 @@ def _workload(s: JobState) -> Workload | None:
 
 def _nothing_runs(s: JobState, last: int | None = None) -> bool:
     """Return whether no pod uses quota. last: later attempts have none; None if all have."""
-    return not any(_seconds_of_quota(s, pod) for pod in s.pods if last is None or pod.attempt <= last)
-
-
-def _seconds_of_quota(s: JobState, pod: PodView) -> float:
-    """Return for how long a pod uses quota at most. A node that does not respond may only have lost the API server."""
-    if pod.stopped or not is_on_lost_node(pod):
-        return 0.0 if pod.stopped else math.inf
-    return seconds_to_stop(pod, s.now)
+    using = (pod for pod in s.pods if not pod.stopped and (last is None or pod.attempt <= last))
+    # A node that does not respond may only have lost the API server.
+    return all(is_on_lost_node(pod) and seconds_to_stop(pod, s.now) <= 0 for pod in using)
 
 
 def kept_quota(s: JobState) -> str:

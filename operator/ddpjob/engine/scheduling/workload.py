@@ -144,9 +144,8 @@ def release(s: JobState, workload: Workload) -> Change:
 
 def readiness(s: JobState, workload: Workload, number: int, *, runs: bool) -> Change | None:
     """Return the condition PodsReady, by which Kueue evicts jobs that do not start, or do not recover, in time."""
-    ranks = s.job.node_ranks
     running = {rank for rank, pod in s.current.items() if pod.state == "running"} | s.succeeded_nodes
-    is_ready = runs and number == s.attempt.number and running.issuperset(ranks)
+    is_ready = runs and number == s.attempt.number and running.issuperset(s.job.node_ranks)
     known = condition(workload.status, "PodsReady")
     if is_ready == (known.get("status") == "True"):
         return None
