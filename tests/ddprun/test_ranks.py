@@ -24,7 +24,7 @@ from ddprun.distributed.topology import (
 from ddprun.errors import RanksError, TrainerError
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.program import RankProcess
-from ddprun.resources import available_cpus, oom_kills, threads_per_rank
+from ddprun.resources import available_cpus, oom_kills, threads_per_rank, throttled_seconds
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.device import (
@@ -188,6 +188,25 @@ def test_oom_kills_are_counted_from_the_cgroup(tmp_path: Path, files: dict[str, 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
     assert oom_kills(tmp_path) == kills
+
+
+@pytest.mark.parametrize(
+    ("files", "seconds"),
+    [
+        (
+            {"proc/self/cgroup": "0::/pod/c", "sys/fs/cgroup/pod/cpu.stat": "nr_throttled 3\nthrottled_usec 1500000"},
+            1.5,
+        ),
+        ({"proc/self/cgroup": "1:cpu:/", "sys/fs/cgroup/cpu/cpu.stat": "nr_periods 9\nthrottled_time 2500000000"}, 2.5),
+        ({"sys/fs/cgroup/cpu.stat": "usage_usec 7\nthrottled_usec"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_throttled_time_is_read_from_the_cgroup(tmp_path: Path, files: dict[str, str], seconds: float) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert throttled_seconds(tmp_path) == seconds
 
 
 def test_ranks_share_the_cpus_unless_omp_num_threads_is_set() -> None:
