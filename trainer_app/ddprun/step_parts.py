@@ -234,7 +234,8 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
             ("register_optimizer_step_pre_hook", parts.begin_step),
             ("register_optimizer_step_post_hook", parts.stepped),
         ):
-            getattr(module, register)(_undisturbed(hook))
+            if add := getattr(module, register, None):
+                add(_undisturbed(hook))
 
     def data_parallel(module: ModuleType) -> None:
         wrapped: Any = getattr(module, "DistributedDataParallel", None)

@@ -68,7 +68,7 @@ class RankState(WireModel):
     data_wait_seconds: float | None = None
     """Of that, the wait for batches of a DataLoader in the main thread; absent if there is none."""
     parts: StepParts | None = None
-    """Where the time of its steps goes; absent unless the ranks use DistributedDataParallel."""
+    """Where the time of its steps goes; absent unless it is a script under ddprun with DistributedDataParallel."""
     memory_bytes: int | None = Field(None, le=2**63)
     """Resident memory of the process and of all that it has started; memory that they share counts in each."""
 
