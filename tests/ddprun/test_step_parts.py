@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +33,7 @@ class Training:
 
     def __init__(self, part: str = "") -> None:
         self.memory, self.waited, self._part = bytearray(SIZE), 0.0, part
-        self.parts = StepParts(memoryview(self.memory), lambda: self.waited)
+        self.parts = StepParts(memoryview(self.memory), 1, lambda: self.waited)
         layer = nn.Linear(4, 4)
         layer.register_forward_hook(lambda *_: self._sleep("forward"))
         layer.weight.register_hook(lambda _: self._sleep("backward"))
@@ -69,6 +71,7 @@ class Training:
 @pytest.mark.usefixtures("_group")
 def test_the_part_that_takes_longest_has_the_largest_sum(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_parts, "_WINDOW", 0.2)
+    monkeypatch.setattr(step_parts, "_SAMPLED", 0.02)
     training = Training(part)
     for _ in range(STEPS):
         training.step()
@@ -107,13 +110,60 @@ def test_a_process_that_does_not_speak_for_the_rank_records_nothing() -> None:
 
 
 @pytest.mark.usefixtures("_group")
-def test_another_interface_of_the_reducer_measures_nothing_and_ends_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", lambda _: 1 / 0)
-    monkeypatch.delattr(nn.parallel.DistributedDataParallel, "_set_ddp_runtime_logging_sample_rate")
+@pytest.mark.parametrize("answer", [{}, {"iteration": "x"}, {"iteration": 99, "forward_compute_time": "soon"}, None])
+def test_another_interface_of_the_reducer_measures_nothing_and_ends_no_step(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", lambda _: answer)
     training = Training()
     for _ in range(STEPS):
         training.step()
     assert training.records == []
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_second_training_in_the_process_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_parts, "_WINDOW", 0.05)
+    monkeypatch.setattr(step_parts, "_SAMPLED", 0.005)
+    first = Training("forward")
+    for _ in range(STEPS):
+        first.step()
+    kept, last = first.module, first.records[-1]
+    second = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    first.parts.follow(second)
+    first.module = second
+    for _ in range(STEPS):
+        first.step()
+        time.sleep(0.002)
+    assert kept is not second
+    newest = first.records[-1]
+    assert newest.time > last.time
+    assert newest.iteration < STEPS
+
+
+_PICKLED = """
+import pickle, torch
+from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from ddprun import step_parts
+from ddprun.started_processes import after_import
+step_parts.measure(step_parts.StepParts(memoryview(bytearray(step_parts.SIZE)), 1, lambda: 0.0), after_import)
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+module = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+module.register_comm_hook(None, allreduce_hook)
+for _ in range(3):
+    module(torch.ones(2, 4)).sum().backward()
+assert module._comm_hooks == [(allreduce_hook, None)]
+try:
+    module.register_comm_hook(None, 5)
+except TypeError:
+    print("refused as without ddprun")
+"""
+
+
+def test_a_module_with_a_communication_hook_is_as_the_script_made_it() -> None:
+    done = subprocess.run([sys.executable, "-c", _PICKLED], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split("\n")[0]) == (0, "refused as without ddprun"), done.stderr
 
 
 @pytest.mark.usefixtures("_group")
@@ -132,7 +182,7 @@ def test_a_collection_of_garbage_is_counted() -> None:
 def test_a_record_that_is_being_written_is_not_read() -> None:
     memory = bytearray(SIZE)
     assert read(bytes(memory)) == []
-    parts = StepParts(memoryview(memory), lambda: 0.0)
+    parts = StepParts(memoryview(memory), 1, lambda: 0.0)
     parts._record(64, 1.0)
     assert [sums.iteration for sums in read(bytes(memory))] == [64]
     place = next(n for n in range(0, SIZE, 8) if memory[n : n + 8] == (64).to_bytes(8, "little"))

@@ -75,7 +75,8 @@ def connect(
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
     after_import(_OPTIMIZERS, _count_steps)
     step_parts.measure(
-        step_parts.StepParts(diagnostics.parts_memory(), lambda: heartbeat.waited, beats.may_write), after_import
+        step_parts.StepParts(diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write),
+        after_import,
     )
     after_import(_DATA, lambda module: _time_data(module, heartbeat))
     after_import(_GRAPHS, _notice_replays)

@@ -12,10 +12,11 @@ two, so the launchers can compare all ranks between the same two iterations.
 import contextlib
 import functools
 import gc
+import math
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from threading import get_ident
@@ -30,6 +31,8 @@ _WARM_UP = 16  # iterations that are not measured: the reducer still groups its 
 _SAMPLED, _SAMPLED_CUDA = 0.1, 1.0  # seconds between iterations that the reducer measures; it then waits for the GPU
 _WINDOW = 2.0  # seconds between records at most, unless that is less than _FEWEST measured iterations
 _FEWEST = 8  # measured iterations between records
+_MANY = 1024  # ranks from which on records are less frequent, for the launcher of node 0
+_UNTOUCHED_CUDA = 128  # iterations on a GPU at PyTorch's own rate: a script may capture a CUDA graph in the first ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class StepSums:
         samples: measured iterations; the sums until ``hook`` are of these only, the others of all iterations.
         wait, wait_squares: from the end of this rank's own work until all gradients are exchanged.
         forward: from the call of the module to the backward pass, so with the loss. backward: this rank's own work.
-        hook: of all iterations: in the communication hook that the script has registered.
+        buffers: of all iterations, as what follows: the broadcast of buffers, where all ranks wait for rank 0.
+        hook: in the communication hook that the script has registered.
         data: of a DataLoader. optimizer: its steps. collection: Python's collection of garbage.
         queued: time in which the thread that trains could run and the kernel did not run it.
         throttled: of the container, by its CPU limit.
@@ -55,6 +59,7 @@ class StepSums:
     wait_squares: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
+    buffers: float = 0.0
     hook: float = 0.0
     data: float = 0.0
     optimizer: float = 0.0
@@ -62,16 +67,32 @@ class StepSums:
     queued: float = 0.0
     throttled: float = 0.0
 
+    @classmethod
+    def checked(cls, record: Sequence[object]) -> "StepSums":
+        """Return the sums in a message. Raises ``ValueError`` or ``TypeError`` if they are none."""
+        iteration, *times = record
+        if (
+            len(record) != len(cls.__slots__)
+            or type(iteration) is not int
+            or not 0 < iteration < 2**53
+            or not all(type(each) is float for each in times)
+        ):
+            raise ValueError("no sums of steps")
+        found = cls(iteration, *times)  # type: ignore[arg-type]
+        if not all(map(math.isfinite, times)):  # type: ignore[arg-type]
+            raise ValueError("a sum of steps is not finite")
+        return found
 
-_RECORD = struct.Struct("=q12dq")  # the iteration again at the end: a reader takes only whole records
+
+_RECORD = struct.Struct("=q13dq")  # the iteration again at the end: a reader takes only whole records
 SIZE = _KEPT * _RECORD.size
 
 
 def read(memory: bytes) -> list[StepSums]:
-    """Return the records in the order of their iterations."""
+    """Return the records in the order of their times."""
     records = (_RECORD.unpack_from(memory, number * _RECORD.size) for number in range(_KEPT))
     whole = (StepSums(*record[:-1]) for record in records if record[0] > 0 and record[0] == record[-1])
-    return sorted(whole, key=lambda sums: sums.iteration)
+    return sorted(whole, key=lambda sums: sums.time)
 
 
 def power_of_two(limit: float) -> int:
@@ -84,20 +105,28 @@ class StepParts:
 
     Args:
         memory: SIZE bytes shared with the launcher.
+        world_size: of the group.
         data_wait: returns the seconds that this process has waited for data in all.
         may_write: whether this process is the one whose steps are the rank's.
     """
 
     def __init__(
-        self, memory: memoryview, data_wait: Callable[[], float], may_write: Callable[[], bool] = lambda: True
+        self,
+        memory: memoryview,
+        world_size: int,
+        data_wait: Callable[[], float],
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._window = _WINDOW * max(1.0, world_size / _MANY)
         self._memory, self._data_wait, self._may_write = memory, data_wait, may_write
-        self._modules: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # with the iteration seen last
+        self._modules: list[_Module] = []
+        self._is_off = False  # after an error: it must not end a step of the script
         self._every, self._between, self._left = 1, _FEWEST, 1
         self._began_step = self._began_collection = 0.0
-        self._hook = self._optimizer = self._collection = 0.0
+        self._buffers = self._hook = self._optimizer = self._collection = 0.0
         self._sampled = [0.0] * 5  # samples, wait, wait_squares, forward, backward
-        self._recorded = 0  # the newest iteration with a record
+        self._recorded = self._number = 0  # the newest iteration with a record; the number of records
+        self._newest: _Module | None = None
         self._paced: tuple[int, float] | None = None  # iteration and time
         self._main_thread = threading.main_thread().ident
 
@@ -114,14 +143,30 @@ class StepParts:
         self._left -= 1
         if self._left <= 0:
             self._left = self._every
-            if self._modules and self._may_write():
-                self._look(now)
+            if self._modules and not self._is_off and self._may_write():
+                try:
+                    self._look(now)
+                except Exception:  # a prototype interface, which another release may change
+                    self._is_off = True
 
     def follow(self, module: Any) -> None:
-        """Measure the iterations of a DistributedDataParallel."""
-        self._modules[module] = 0
+        """Measure the iterations of a new DistributedDataParallel."""
+        self._modules = [each for each in self._modules if each.module() is not None]
+        self._modules.append(_Module(weakref.ref(module)))
         self._left = 1
-        self._set_rate(module)
+
+    def timed_buffers(self, synchronize: Callable[..., None]) -> Callable[..., None]:
+        """Return the function of PyTorch that broadcasts the buffers of a module as one whose calls are timed."""
+
+        @functools.wraps(synchronize)
+        def timed(*args: Any) -> None:
+            began = monotonic()
+            try:
+                synchronize(*args)
+            finally:
+                self._buffers += monotonic() - began
+
+        return timed
 
     def timed_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return the communication hook of a script as one whose calls are timed."""
@@ -147,69 +192,75 @@ class StepParts:
             self._began_collection = 0.0
 
     def _look(self, now: float) -> None:
-        """Take what the reducers have measured, and record the sums if it is time."""
-        newest = 0
-        for module, seen in list(self._modules.items()):
-            found = _measured(module)
-            iteration = int(found.get("iteration", 0))
-            newest = max(newest, iteration)
-            if iteration <= max(seen, _WARM_UP):
+        """Take what the reducers have measured, and record the sums if it is time.
+
+        The iterations are those of the module whose iteration has advanced last: a script may train several in turn.
+        """
+        for each in self._modules:
+            module = each.module()
+            if module is None:
                 continue
-            self._modules[module] = iteration
-            total, overlap = found.get("backward_comm_time", 0), found.get("backward_compute_comm_overlap_time", 0)
-            wait = max(0, total - overlap) / 1e9
-            forward, backward = (found.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time"))
-            for place, value in enumerate((1.0, wait, wait * wait, forward, backward)):
-                self._sampled[place] += value
-        if newest < self._recorded:  # the script trains another model
-            self._recorded, self._paced = 0, None
-        boundary = newest - newest % self._between
+            found: dict[str, Any] = module._get_ddp_logging_data()
+            iteration = int(found.get("iteration", 0))
+            if iteration <= each.seen:
+                continue
+            each.seen = iteration
+            if iteration > _WARM_UP:
+                self._add(found)
+            if each is not self._newest:
+                self._newest, self._recorded, self._paced = each, 0, None
+        newest = self._newest
+        if newest is None:
+            return
+        boundary = newest.seen - newest.seen % self._between
         if boundary > max(self._recorded, _WARM_UP):
             self._recorded = boundary
             self._record(boundary, now)
             self._set_pace(newest, now)
-        elif self._paced is None and newest > _WARM_UP // 2:
+        elif newest.rate == 0 and newest.seen > _WARM_UP // 2:
             self._set_pace(newest, now)
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        total, overlap = found.get("backward_comm_time", 0), found.get("backward_compute_comm_overlap_time", 0)
+        wait = max(0, total - overlap) / 1e9
+        forward, backward = (found.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time"))
+        for place, value in enumerate((1.0, wait, wait * wait, forward, backward)):
+            self._sampled[place] += value
 
     def _record(self, iteration: int, now: float) -> None:
         samples, wait, wait_squares, forward, backward = self._sampled
         sums = StepSums(
-            iteration, now, samples, wait, wait_squares, forward, backward,
+            iteration, now, samples, wait, wait_squares, forward, backward, self._buffers,
             self._hook, self._data_wait(), self._optimizer, self._collection, _queued_seconds(), throttled_seconds(),
         )  # fmt: skip
-        place = iteration // self._between % _KEPT * _RECORD.size
+        self._number += 1
+        place = self._number % _KEPT * _RECORD.size
         struct.pack_into("=q", self._memory, place, 0)
         _RECORD.pack_into(self._memory, place, *astuple(sums), iteration)
 
-    def _set_pace(self, iteration: int, now: float) -> None:
+    def _set_pace(self, newest: "_Module", now: float) -> None:
         """Choose how many iterations are measured and recorded, by the time that one has taken since the last call."""
-        before, self._paced = self._paced, (iteration, now)
-        if before is None or iteration <= before[0]:
+        before, self._paced = self._paced, (newest.seen, now)
+        module = newest.module()
+        if module is None or before is None or newest.seen <= before[0]:
             return
-        seconds = (now - before[1]) / (iteration - before[0])
-        sampled = _SAMPLED_CUDA if any(_is_on_gpu(module) for module in self._modules) else _SAMPLED
-        every = power_of_two(sampled / seconds)
-        between = max(_FEWEST * every, power_of_two(_WINDOW / seconds))
-        if every != self._every:
-            self._every = every
-            for module in list(self._modules):
-                self._set_rate(module)
-        self._between, self._left = between, every
-
-    def _set_rate(self, module: Any) -> None:
-        with contextlib.suppress(Exception):  # a prototype interface
+        is_on_gpu = getattr(module, "device_type", "cpu") != "cpu"
+        seconds = (now - before[1]) / (newest.seen - before[0])
+        self._every = power_of_two((_SAMPLED_CUDA if is_on_gpu else _SAMPLED) / seconds)
+        self._between = max(_FEWEST * self._every, power_of_two(self._window / seconds))
+        self._left = self._every
+        if newest.rate != self._every and not (is_on_gpu and newest.seen < _UNTOUCHED_CUDA):
+            newest.rate = self._every
             module._set_ddp_runtime_logging_sample_rate(self._every)
 
 
-def _measured(module: Any) -> dict[str, Any]:
-    with contextlib.suppress(Exception):  # a prototype interface
-        found: dict[str, Any] = module._get_ddp_logging_data()
-        return found
-    return {}
+@dataclass
+class _Module:
+    """A DistributedDataParallel: the iteration that was seen last, and the rate that was set; 0 for none."""
 
-
-def _is_on_gpu(module: Any) -> bool:
-    return getattr(module, "device_type", "cpu") != "cpu"
+    module: Callable[[], Any]
+    seen: int = 0
+    rate: int = 0
 
 
 def _queued_seconds() -> float:
@@ -239,7 +290,8 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
     def data_parallel(module: ModuleType) -> None:
         wrapped: Any = getattr(module, "DistributedDataParallel", None)
-        if not hasattr(wrapped, "_get_ddp_logging_data"):
+        names = ("_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "_sync_buffers")
+        if not all(hasattr(wrapped, name) for name in names):
             return
         begin, register = wrapped.__init__, wrapped.register_comm_hook
 
@@ -249,10 +301,13 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
             parts.follow(self)
 
         @functools.wraps(register)
-        def registered(self: Any, state: object, hook: Callable[..., Any]) -> None:
-            register(self, state, parts.timed_hook(hook))
+        def registered(self: Any, state: object, hook: Any) -> None:
+            register(self, state, parts.timed_hook(hook) if callable(hook) else hook)
+            with contextlib.suppress(AttributeError, IndexError):  # what is pickled with the module is the script's own
+                self._comm_hooks[-1] = (hook, state)
 
         wrapped.__init__, wrapped.register_comm_hook = begun, registered
+        wrapped._sync_buffers = parts.timed_buffers(wrapped._sync_buffers)
 
     after_import("torch.optim.optimizer", optimizers)
     after_import("torch.nn.parallel.distributed", data_parallel)

@@ -151,8 +151,9 @@ class SlowStatus(StatusPart):
 
     def text(self) -> str:
         """Return which rank it is, and what the others wait for."""
-        times = f"{self.seconds} s of each step of {self.step_seconds} s"
-        return f"the others wait {times} for rank {self.rank}: {self.part}"
+        times = f" {self.seconds} s of each step of {self.step_seconds} s" if self.seconds and self.step_seconds else ""
+        part = f": {self.part}" if self.part else ""
+        return f"the others wait{times} for rank {self.rank}{part}"
 
 
 class PauseStatus(StatusPart):

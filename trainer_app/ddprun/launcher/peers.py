@@ -215,6 +215,8 @@ class Peers:
         is_over: node 0 has withdrawn that.
         is_asked_for_ranks: node 0 wants the rows of this node's ranks.
         rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows.
+        steps: of node 0: what ranks of other nodes have recorded of their steps, until the reader takes it.
+        left: of node 0: nodes whose connection has ended, until the reader takes them.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
@@ -242,6 +244,7 @@ class Peers:
         self.is_asked_for_ranks = False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
         self.steps: list[tuple[int, list[StepSums]]] = []
+        self.left: list[int] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
@@ -402,7 +405,10 @@ class Peers:
 
     def give_steps(self, records: Mapping[int, Sequence[StepSums]]) -> None:
         """Send what ranks of this node have recorded of their steps to node 0."""
-        self._send({"steps": {rank: list(map(astuple, of_rank)) for rank, of_rank in records.items()}})
+        sums = {
+            rank: [[round(number, 7) for number in astuple(one)] for one in given] for rank, given in records.items()
+        }
+        self._send({"steps": sums})
 
     def _begin(self) -> None:
         if self._missing or self.is_asked:
@@ -438,7 +444,9 @@ class Peers:
         if "rows" in message:
             self.rank_rows[node] = (time.monotonic(), message["rows"])
         for rank, records in message.get("steps", {}).items():
-            self.steps.append((int(rank), [StepSums(*record) for record in records]))
+            if int(rank) // self._ranks.nproc_per_node != node:
+                raise ValueError(f"rank {rank} is not of node {node}")
+            self.steps.append((int(rank), [StepSums.checked(record) for record in records]))
         if given := message.get("findings"):
             stacks = {int(rank): text for rank, text in given["stacks"].items()}
             self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)
@@ -449,6 +457,7 @@ class Peers:
         self._missing.discard(node)
         self.stalled.discard(node)
         self.rank_rows.pop(node, None)
+        self.left.append(node)
         self.life_events.append(Lost(node))
         self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
 

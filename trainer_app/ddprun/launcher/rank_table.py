@@ -51,8 +51,8 @@ class NodeRanks:
 
     def __init__(self, ranks: Ranks, peers: Peers, progress: NodeProgress) -> None:
         self._ranks, self._peers, self._progress = ranks, peers, progress
-        self._slow = SlowRanks()
-        self._given: dict[int, int] = {}  # by rank: the newest iteration whose sums were passed on
+        self._slow = SlowRanks(ranks.nproc_per_node)
+        self._given: dict[int, float] = {}  # by rank: the time of the last record that was passed on
         self._paces: dict[int, _Pace] = {}
         self._workers: Sequence[WorkerProcess] = ()
         self._next_look = self._next_question = 0.0
@@ -61,7 +61,8 @@ class NodeRanks:
         """Answer with these ranks from now on; none, before they are closed."""
         self._workers = workers
         self._paces = {worker.rank: _Pace() for worker in workers}
-        self._slow, self._given, self._progress.slow = SlowRanks(), {}, None
+        self._slow, self._given, self._progress.slow = SlowRanks(self._ranks.nproc_per_node), {}, None
+        self._peers.steps.clear()
 
     def turn(self) -> None:
         """Look at the heartbeats if it is time, and answer node 0. Call it at least once a second."""
@@ -79,9 +80,9 @@ class NodeRanks:
         new = {}
         for worker in self._workers:
             if worker.status is None:
-                records = [r for r in worker.diagnostics.step_sums() if r.iteration > self._given.get(worker.rank, 0)]
-                if records:
-                    new[worker.rank], self._given[worker.rank] = records, records[-1].iteration
+                given = self._given.get(worker.rank, 0.0)
+                if records := [sums for sums in worker.diagnostics.step_sums() if sums.time > given]:
+                    new[worker.rank], self._given[worker.rank] = records, records[-1].time
         if not self._peers.is_leader:
             if new:
                 self._peers.give_steps(new)
@@ -89,8 +90,12 @@ class NodeRanks:
         for rank, records in [*new.items(), *self._peers.steps]:
             self._slow.take(rank, records)
         self._peers.steps.clear()
+        nproc = self._ranks.nproc_per_node
+        self._slow.leave(rank for node in self._peers.left for rank in range(node * nproc, (node + 1) * nproc))
+        self._peers.left.clear()
         before = self._slow.verdict
-        if self._slow.turn():
+        self._slow.turn(time.monotonic())
+        if self._slow.verdict is not before:
             self._report(before, self._slow.verdict)
 
     def _report(self, before: SlowRank | None, now: SlowRank | None) -> None:
@@ -103,8 +108,7 @@ class NodeRanks:
                 "rank": now.rank, "node": node, "part": now.part, "seconds": _rounded(now.seconds),
                 "stepSeconds": _rounded(now.step), "message": message,
             }  # fmt: skip
-            if before is None or (before.rank, before.part) != (now.rank, now.part):
-                launcher_line(f"warning: {message}")
+            launcher_line(f"warning: {message}")
         elif before is not None:
             launcher_line(f"rank {before.rank} is not slow any more")
 

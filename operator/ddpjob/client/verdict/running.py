@@ -116,7 +116,7 @@ def running(case: Case) -> Explanation:
     if progress is not None and progress.phase == RETURNED:
         return _returned(case, reason, progress, quoted)
     seen = (_quiet(case, progress) or _diverged(case, progress)) if has_stepped and progress is not None else None
-    if seen is None and (reason == TRAINING_SLOW or case.status.slow is not None):
+    if seen is None and reason == TRAINING_SLOW:
         seen = _slow_rank(case, message, quoted)
     if seen is None and has_stepped and progress is not None:
         seen = _slow(case, progress)
