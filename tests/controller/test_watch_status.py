@@ -28,10 +28,12 @@ class Server:
     """Answers every watch with ``status``; an open stream receives what ``send`` gets."""
 
     def __init__(self) -> None:
-        self.status = 200
+        self.status, self.disconnects = 200, False
         self._streams: list[web.StreamResponse] = []
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.disconnects and request.transport is not None:
+            request.transport.close()
         if self.status != 200:
             return web.Response(status=self.status)
         response = web.StreamResponse()
@@ -95,6 +97,26 @@ async def test_error_of_the_server_is_logged_once_and_explains_silence(caplog: p
         server.status = 200
         await open_watch()
         assert status.report() == ("open", "")
+
+
+async def test_a_refusal_explains_more_than_the_end_of_the_session_that_follows_it() -> None:
+    """Seen: kopf replaces the session while it has requests, and "Server disconnected" hid that they were refused."""
+    async with a_watch(Clock()) as (server, status, open_watch):
+
+        async def disconnected() -> None:
+            server.disconnects = True
+            with pytest.raises(aiohttp.ServerDisconnectedError):
+                await open_watch()
+            server.disconnects = False
+
+        server.status = 401
+        await open_watch()
+        await disconnected()
+        assert status.report()[1].endswith("the API server answered 401 Unauthorized")
+        server.status = 200
+        await open_watch()
+        await disconnected()
+        assert status.report()[1].endswith("ServerDisconnectedError: Server disconnected"), "nothing was refused since"
 
 
 OPEN, STARTING, FAILING = ("open", ""), ("starting", "not yet"), ("failing", "HTTP 403")

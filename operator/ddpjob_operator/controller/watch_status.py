@@ -61,6 +61,7 @@ class WatchStatus:
         self._heard: float | None = None
         self._active = clock()
         self._failure = ""
+        self._is_refused = False  # by an answer of the API server, since the watch was open last
 
     async def middleware(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -72,8 +73,10 @@ class WatchStatus:
         except aiohttp.SocketTimeoutError:
             raise  # a connection that gives no response explains nothing
         except Exception as error:
-            # Of this class itself only if the session was closed: the watch is replaced, and why is noted already.
-            if type(error) is not aiohttp.ClientConnectionError:
+            # Of the class itself only if the session was closed: the watch is replaced, and why is noted already. The
+            # session of credentials that are refused is replaced while it has requests: the refusal explains more.
+            is_replaced = self._is_refused and isinstance(error, aiohttp.ServerDisconnectedError)
+            if not (is_replaced or type(error) is aiohttp.ClientConnectionError):
                 self.fail(f"{type(error).__name__}: {error}")
             raise
         self._active = self._clock()
@@ -96,6 +99,7 @@ class WatchStatus:
             self._is_listed = True
 
     def _refuse(self, response: aiohttp.ClientResponse) -> None:
+        self._is_refused = True
         self.fail(f"the API server answered {response.status} {response.reason or ''}".rstrip())
 
     def _open(self, response: aiohttp.ClientResponse) -> None:
@@ -105,7 +109,7 @@ class WatchStatus:
         self._is_silent = True
         if self._failure:
             logger.info("the watch of %s is open again", self.path)
-        self._response, self._received, self._failure = response, 0, ""
+        self._response, self._received, self._failure, self._is_refused = response, 0, "", False
 
     def fail(self, why: str, *, explains: bool = True) -> None:
         """Note that the watch cannot be opened, or that it was ended by an error; log it unless it is known.
