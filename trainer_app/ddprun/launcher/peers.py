@@ -49,17 +49,6 @@ _HELLO = "ddprun-launcher"
 _MAC = 64  # hexadecimal digits before each message
 
 
-def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None:
-    """Return the port of node 0's launcher; None if a node that trains alone was given none.
-
-    Local mode gives each pod another DDPJOB_PROGRESS_PORT, because all pods share the machine's ports.
-    """
-    for name in ("DDPJOB_LEADER_PORT", "DDPJOB_PROGRESS_PORT"):
-        if (text := env.get(name, "")).isdecimal() and 0 < int(text) < 65536:
-            return int(text)
-    return ranks.master_port + 1 if ranks.nnodes > 1 and ranks.master_port < 65535 else None
-
-
 def take_token(env: MutableMapping[str, str]) -> str:
     """Return the token of the attempt, or "", and leave in its place what follows from it: ranks print variables."""
     token = env.get("DDPJOB_TOKEN", "")
@@ -240,8 +229,7 @@ class Peers:
         self._findings: dict[int, NodeFindings] = {}
         self.node, self.is_asked = ranks.node_rank, False
         self.stalled: set[int] = set()
-        self.said, self.is_over = "", False
-        self.is_asked_for_ranks = False
+        self.said, self.is_over, self.is_asked_for_ranks = "", False, False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
         self.steps: list[tuple[int, list[StepSums]]] = []
         self.left: list[int] = []
@@ -268,12 +256,7 @@ class Peers:
                 for message in key.data.messages():
                     try:
                         self._take(key.data, message)
-                    except (
-                        AttributeError,
-                        LookupError,
-                        TypeError,
-                        ValueError,
-                    ):  # no launcher sends that
+                    except (AttributeError, LookupError, TypeError, ValueError):  # no launcher sends that
                         key.data.close()
         now = time.monotonic()
         for connection in [one for one, begun in self._proving.items() if one.closed or now >= begun.until]:
