@@ -87,17 +87,28 @@ def test_the_part_that_takes_longest_has_the_largest_sum(part: str, monkeypatch:
     assert max(per, key=lambda name: per[name]) == part
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("_group")
 def test_records_are_at_multiples_of_a_power_of_two_and_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_parts, "_WINDOW", 0.2)
+    monkeypatch.setattr(step_parts, "_WINDOW", 0.002)
+    monkeypatch.setattr(step_parts, "_SAMPLED", 0.0)
     training = Training()
-    for _ in range(3000):
+    while len(training.records) < step_parts._KEPT or training.records[0].iteration <= 24:
         training.step()
     iterations = [sums.iteration for sums in training.records]
-    assert len(iterations) >= 2
+    assert len(iterations) == step_parts._KEPT
+    assert iterations == sorted(iterations)
     assert all(iteration % 8 == 0 for iteration in iterations)
-    assert iterations[-1] > 1500
-    assert training.parts._every > 1, "a quick step is not measured each time"
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_quick_step_is_measured_ten_times_a_second_and_a_slow_one_always() -> None:
+    training = Training()
+    module = step_parts._Module(lambda: training.module)
+    for seconds, every, between in ((0.002, 32, 512), (0.03, 2, 64), (3.0, 1, 8)):
+        training.parts._paced, module.seen = (100, 50.0), 200
+        training.parts._set_pace(module, 50.0 + 100 * seconds)
+        assert (training.parts._every, training.parts._between, module.rate) == (every, between, every)
 
 
 @pytest.mark.usefixtures("_group")
