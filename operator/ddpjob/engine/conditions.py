@@ -19,7 +19,6 @@ from ddpjob.engine.obstacles import (
     scheduling_obstacle,
     shared_volume,
     silence,
-    slow,
     stall,
     unresponsive,
 )
@@ -133,7 +132,6 @@ def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
         kueue.without_quota(s),
         fruitless(reached, s.logs_command()),
         shared_volume(s),
-        slow(s),
         elastic.obstacle(s),
     )
     problems = [problem for problem in found if problem is not None]
