@@ -1,6 +1,6 @@
 """The PersistentVolumeClaims of jobs.
 
-That of a ``checkpoint.claimTemplate`` outlives the job, so a job that is created again with the same name finds it. A
+The claim of a ``checkpoint.claimTemplate`` outlives the job, and a job of the same name that follows uses it. A
 claim of that name that another program or user made is not used.
 """
 

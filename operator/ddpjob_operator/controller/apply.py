@@ -231,7 +231,7 @@ class Executor:
             outcome.retry_after = max(outcome.retry_after, error.retry_after)
 
     async def _existing(self, namespace: str, wanted: Create | Delete) -> Json:
-        """Return the object that has the name; if none has it any more, what stands for one that is being deleted."""
+        """Return the object of this name. If it is gone, return an object that is marked as being deleted."""
         try:
             return await self._cluster.get(wanted.resource, namespace, wanted.name)
         except NotFound:

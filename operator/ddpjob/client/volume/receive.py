@@ -140,7 +140,7 @@ def _not_a_link(path: str, flags: int) -> int:
 
 
 def _part_of(place: Path) -> Path:
-    """Return the path of a part. A file system takes 255 bytes, so that of a long name has the digest of the name."""
+    """Return the path of a part. A name has at most 255 bytes, so a long name is replaced by its digest."""
     name = place.name if len(place.name.encode()) <= _LONGEST_NAME else hashlib.sha256(place.name.encode()).hexdigest()
     return place.with_name(f".{name}.ddpjob-part")
 
