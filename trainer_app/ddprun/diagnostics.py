@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddprun import shared_text
+from ddprun import shared_text, step_parts
 from ddprun.code_frames import STARTS_RANKS, innermost_frame, is_of_program
 from ddprun.heartbeat import SIZE, HeartbeatRecord
 from ddprun.shared_text import SharedText
@@ -38,12 +38,14 @@ class Diagnostics:
 
     Attributes:
         progress: the newest progress report.
+        parts: where the time of the steps goes (``step_parts``).
         flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
         requests: an eventfd; the rank dumps its flight recorder at each write.
     """
 
     heartbeat: int
     progress: int
+    parts: int
     stacks: int
     flight: int
     trace: int
@@ -52,11 +54,12 @@ class Diagnostics:
     @classmethod
     def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
-        names = ("heartbeat", "progress", "stacks", "flight", "trace")
+        names = ("heartbeat", "progress", "parts", "stacks", "flight", "trace")
         files = {name: os.memfd_create(f"ddprun-{name}-{rank}") for name in names}
         diagnostics = cls(**files, requests=os.eventfd(0))
         os.ftruncate(diagnostics.heartbeat, SIZE)
         os.ftruncate(diagnostics.progress, shared_text.SIZE)
+        os.ftruncate(diagnostics.parts, step_parts.SIZE)
         return diagnostics
 
     def memory(self) -> memoryview:
@@ -69,6 +72,14 @@ class Diagnostics:
     def progress_text(self) -> SharedText:
         """Return the place of the progress report, for the rank that writes it."""
         return SharedText(memoryview(mmap.mmap(self.progress, shared_text.SIZE)))
+
+    def parts_memory(self) -> memoryview:
+        """Map the memory of ``step_parts``, for the rank that writes it."""
+        return memoryview(mmap.mmap(self.parts, step_parts.SIZE))
+
+    def step_sums(self) -> list[step_parts.StepSums]:
+        """Return the recorded sums of the rank's steps, the newest last."""
+        return step_parts.read(os.pread(self.parts, step_parts.SIZE, 0))
 
     def last_progress(self) -> str:
         """Return the newest progress report as ``ProgressRecord`` wrote it; empty for none."""

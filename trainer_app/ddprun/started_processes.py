@@ -19,7 +19,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from ddprun import script_interface
+from ddprun import script_interface, step_parts
 from ddprun.diagnostics import Diagnostics, dump_stacks_on_signal
 from ddprun.distributed.topology import bind, loopback_of
 from ddprun.heartbeat import Heartbeat
@@ -74,6 +74,10 @@ def connect(
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
     after_import(_OPTIMIZERS, _count_steps)
+    step_parts.measure(
+        step_parts.StepParts(diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write),
+        after_import,
+    )
     after_import(_DATA, lambda module: _time_data(module, heartbeat))
     after_import(_GRAPHS, _notice_replays)
     after_import(_MEETING, _listen_on_loopback)

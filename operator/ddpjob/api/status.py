@@ -135,6 +135,27 @@ class StallStatus(StatusPart):
         return f"the others wait for rank {self.rank}, step {self.step}{where}"
 
 
+class SlowStatus(StatusPart):
+    """The rank for which the others wait in each step, because a part of its steps takes longer."""
+
+    since: Time
+    """When it was reported first."""
+    rank: Count | None = None
+    """Global rank."""
+    part: str | None = None
+    """data, forward, backward, communication, optimizer, collection (of garbage), throttled, queue or script."""
+    seconds: str | None = None
+    """How long the others wait for it in each step."""
+    step_seconds: str | None = None
+    """Time of a step."""
+
+    def text(self) -> str:
+        """Return which rank it is, and what the others wait for."""
+        times = f" {self.seconds} s of each step of {self.step_seconds} s" if self.seconds and self.step_seconds else ""
+        part = f": {self.part}" if self.part else ""
+        return f"the others wait{times} for rank {self.rank}{part}"
+
+
 class PauseStatus(StatusPart):
     """Rank 0 has made no step for much longer than a step, and than all its pauses before, took. It may go on."""
 
@@ -416,6 +437,8 @@ class DDPJobStatus(StatusPart):
     """The last checkpoint that the trainer reported."""
     stall: StallStatus | None = None
     """Present while the condition Running has the reason TrainingStalled."""
+    slow: SlowStatus | None = None
+    """Present while the others wait for the same rank in most steps. Nothing follows from it."""
     pause: PauseStatus | None = None
     """Present while rank 0 makes no step for much longer than before. Nothing follows from it."""
     furthest: Furthest | None = None

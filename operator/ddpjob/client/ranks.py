@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.api.status import StallStatus
+from ddpjob.api.status import SlowStatus, StallStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, UnavailableError
 
@@ -17,6 +17,33 @@ SECONDS = 5.0
 LONGEST = 4 * 2**20  # bytes of an answer
 _AGAIN_SECONDS, _SOON_SECONDS = 0.7, 0.2  # until node 0 has heard from the other nodes, for the first time or again
 _OF_TORCH = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+class StepParts(WireModel):
+    """Seconds of a step, over the last seconds, of one rank of DistributedDataParallel."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    data: float
+    """Wait for batches of a DataLoader in the main thread."""
+    forward: float
+    """From the call of the module to the backward pass, so with the loss."""
+    backward: float
+    """The rank's own work in the backward pass."""
+    communication: float
+    """In the communication hook of the script."""
+    optimizer: float
+    """Steps of optimizers."""
+    script: float
+    """All other work of the script."""
+    wait: float
+    """For gradients of the other ranks, after the own work."""
+    collection: float
+    """Collection of garbage, within the other parts."""
+    throttled: float
+    """Stopped by the CPU limit of the container, within the other parts."""
+    queue: float
+    """The thread could run and the kernel did not run it, within the other parts."""
 
 
 class RankState(WireModel):
@@ -40,6 +67,8 @@ class RankState(WireModel):
     """Time of a step: the mean over the last 10 to 20 s, or of the last step if that took longer."""
     data_wait_seconds: float | None = None
     """Of that, the wait for batches of a DataLoader in the main thread; absent if there is none."""
+    parts: StepParts | None = None
+    """Where the time of its steps goes; absent unless it is a script under ddprun with DistributedDataParallel."""
     memory_bytes: int | None = Field(None, le=2**63)
     """Resident memory of the process and of all that it has started; memory that they share counts in each."""
 
@@ -63,6 +92,8 @@ class RankTable(WireModel):
     """Ranks that are left out because there are too many."""
     stall: StallStatus | None = None
     """`status.stall` of the job: while the ranks make no steps, the rank that the others wait for."""
+    slow: SlowStatus | None = None
+    """`status.slow` of the job: the rank for which the others wait in each step."""
     ranks: list[RankState]
     """By rank."""
 
@@ -70,7 +101,7 @@ class RankTable(WireModel):
 def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
     """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
     head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
-    head["stall"] = job.status.stall
+    head |= {"stall": job.status.stall, "slow": job.status.slow}
     try:
         return RankTable.model_validate({**json.loads(answer), **head})
     except (ValueError, TypeError, RecursionError) as error:  # ValidationError is a ValueError

@@ -20,6 +20,7 @@ _AS_ASKED = frozenset({RESIZED, RESTART_REQUESTED, NODES_AVAILABLE, NODES_UNAVAI
 _PROBLEMS = frozenset(
     {
         *(obstacles.NODE_NOT_RESPONDING, obstacles.PROGRESS_UNKNOWN, obstacles.TRAINING_STALLED, obstacles.SHARED),
+        obstacles.TRAINING_SLOW,
         QUEUE_UNAVAILABLE,
     }
 )

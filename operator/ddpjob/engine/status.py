@@ -22,6 +22,7 @@ from ddpjob.api.status import (
     Nodes,
     PauseStatus,
     Progress,
+    SlowStatus,
     StallStatus,
     World,
 )
@@ -35,7 +36,7 @@ from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
-from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status
+from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status, slow_status
 from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import NODES_NEEDED, avoided, avoided_after, no_other_node_since
@@ -86,6 +87,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
         stall=_stall(s, built),
+        slow=_slow(s, built),
         pause=_pause(s, decision),
         furthest=reached,
         failures=failures,
@@ -270,6 +272,11 @@ def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
     if reported is None or not any(condition.reason == TRAINING_STALLED for condition in built):
         return None
     return StallStatus(rank=reported.rank, step=reported.step, phase=reported.phase, where=reported.where)
+
+
+def _slow(s: JobState, built: Sequence[Condition]) -> SlowStatus | None:
+    runs = any(condition.type == "Running" and condition.status == "True" for condition in built)
+    return slow_status(s.answer.slow, s.before.slow, s.now) if s.answer is not None and runs else None
 
 
 def _pause(s: JobState, decision: Decision) -> PauseStatus | None:

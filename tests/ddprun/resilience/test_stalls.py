@@ -16,8 +16,9 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.hang_detector import HangDetector
 from ddprun.launcher.node_progress import NodeProgress
-from ddprun.launcher.peers import NodeFindings, Peers, leader_port
+from ddprun.launcher.peers import NodeFindings, Peers
 from ddprun.launcher.processes import WorkerProcess
+from ddprun.launcher.services import leader_port
 from ddprun.launcher.stalls import StallWatch, _is_stall
 from ddprun.reporting.http_port import ProgressPort
 from tests.ddprun.launcher_messages import Speaker

@@ -24,8 +24,8 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from ddprun.distributed.topology import Ranks, loopback_of
@@ -34,8 +34,9 @@ from ddprun.launcher.hang_detector import RankSnapshot
 from ddprun.launcher.life_messages import Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
+from ddprun.step_parts import StepSums
 
-VERSION = 1  # of all messages; raise it with each change: launchers of another version prove nothing to each other
+VERSION = 2  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
@@ -46,17 +47,6 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0  # seconds between attempts to reach no
 _RESOLVE = 2.0  # seconds
 _HELLO = "ddprun-launcher"
 _MAC = 64  # hexadecimal digits before each message
-
-
-def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None:
-    """Return the port of node 0's launcher; None if a node that trains alone was given none.
-
-    Local mode gives each pod another DDPJOB_PROGRESS_PORT, because all pods share the machine's ports.
-    """
-    for name in ("DDPJOB_LEADER_PORT", "DDPJOB_PROGRESS_PORT"):
-        if (text := env.get(name, "")).isdecimal() and 0 < int(text) < 65536:
-            return int(text)
-    return ranks.master_port + 1 if ranks.nnodes > 1 and ranks.master_port < 65535 else None
 
 
 def take_token(env: MutableMapping[str, str]) -> str:
@@ -214,6 +204,8 @@ class Peers:
         is_over: node 0 has withdrawn that.
         is_asked_for_ranks: node 0 wants the rows of this node's ranks.
         rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows.
+        steps: of node 0: what ranks of other nodes have recorded of their steps, until the reader takes it.
+        left: of node 0: nodes whose connection has ended, until the reader takes them.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
@@ -237,9 +229,10 @@ class Peers:
         self._findings: dict[int, NodeFindings] = {}
         self.node, self.is_asked = ranks.node_rank, False
         self.stalled: set[int] = set()
-        self.said, self.is_over = "", False
-        self.is_asked_for_ranks = False
+        self.said, self.is_over, self.is_asked_for_ranks = "", False, False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
+        self.steps: list[tuple[int, list[StepSums]]] = []
+        self.left: list[int] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
@@ -263,12 +256,7 @@ class Peers:
                 for message in key.data.messages():
                     try:
                         self._take(key.data, message)
-                    except (
-                        AttributeError,
-                        LookupError,
-                        TypeError,
-                        ValueError,
-                    ):  # no launcher sends that
+                    except (AttributeError, LookupError, TypeError, ValueError):  # no launcher sends that
                         key.data.close()
         now = time.monotonic()
         for connection in [one for one, begun in self._proving.items() if one.closed or now >= begun.until]:
@@ -398,6 +386,13 @@ class Peers:
         self.is_asked_for_ranks = False
         self._send({"rows": rows})
 
+    def give_steps(self, records: Mapping[int, Sequence[StepSums]]) -> None:
+        """Send what ranks of this node have recorded of their steps to node 0."""
+        sums = {
+            rank: [[round(number, 7) for number in astuple(one)] for one in given] for rank, given in records.items()
+        }
+        self._send({"steps": sums})
+
     def _begin(self) -> None:
         if self._missing or self.is_asked:
             return  # an inspection is under way
@@ -431,6 +426,10 @@ class Peers:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
         if "rows" in message:
             self.rank_rows[node] = (time.monotonic(), message["rows"])
+        for rank, records in message.get("steps", {}).items():
+            if int(rank) // self._ranks.nproc_per_node != node:
+                raise ValueError(f"rank {rank} is not of node {node}")
+            self.steps.append((int(rank), [StepSums.checked(record) for record in records]))
         if given := message.get("findings"):
             stacks = {int(rank): text for rank, text in given["stacks"].items()}
             self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)
@@ -441,6 +440,7 @@ class Peers:
         self._missing.discard(node)
         self.stalled.discard(node)
         self.rank_rows.pop(node, None)
+        self.left.append(node)
         self.life_events.append(Lost(node))
         self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
 

@@ -1,12 +1,13 @@
 """What a launcher offers through all restarts of its ranks: the ports of node 0, and its part in the agreement."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.node_progress import NodeProgress
-from ddprun.launcher.peers import Peers, leader_port
+from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import launcher_line
 from ddprun.launcher.rank_table import NodeRanks
 from ddprun.launcher.trainer_port import TrainerPort, is_wanted
@@ -41,7 +42,7 @@ class Services:
         """
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
-        table = NodeRanks(ranks, peers)
+        table = NodeRanks(ranks, peers, progress)
         agreement = Agreement(ranks, peers, grant, progress, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
@@ -66,3 +67,14 @@ class Services:
         self.agreement.begin(life)
         if self.trainer_port:
             self.trainer_port.begin(life)
+
+
+def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None:
+    """Return the port of node 0's launcher; None if a node that trains alone was given none.
+
+    Local mode gives each pod another DDPJOB_PROGRESS_PORT, because all pods share the machine's ports.
+    """
+    for name in ("DDPJOB_LEADER_PORT", "DDPJOB_PROGRESS_PORT"):
+        if (text := env.get(name, "")).isdecimal() and 0 < int(text) < 65536:
+            return int(text)
+    return ranks.master_port + 1 if ranks.nnodes > 1 and ranks.master_port < 65535 else None

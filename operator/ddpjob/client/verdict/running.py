@@ -17,8 +17,10 @@ from ddpjob.engine.obstacles import (
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
     SHARED,
+    TRAINING_SLOW,
     TRAINING_STALLED,
     for_silent_node,
+    slow_advice,
 )
 from ddpjob.engine.scheduling.elastic import RUNNING_SMALLER
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
@@ -113,10 +115,13 @@ def running(case: Case) -> Explanation:
         return _with_problem(case, reason, message, quoted, case.logs_command())
     if progress is not None and progress.phase == RETURNED:
         return _returned(case, reason, progress, quoted)
-    if has_stepped and progress is not None:
-        seen = _quiet(case, progress) or _diverged(case, progress) or _slow(case, progress)
-        if seen is not None:
-            return seen
+    seen = (_quiet(case, progress) or _diverged(case, progress)) if has_stepped and progress is not None else None
+    if seen is None and reason == TRAINING_SLOW:
+        seen = _slow_rank(case, message, quoted)
+    if seen is None and has_stepped and progress is not None:
+        seen = _slow(case, progress)
+    if seen is not None:
+        return seen
     if reason in (QUEUE_UNAVAILABLE, SHARED):
         return _with_problem(case, reason, message, quoted, "what the message says")
     if not has_stepped:
@@ -249,6 +254,22 @@ def _diverged(case: Case, progress: Progress) -> Explanation | None:
         hint=DIVERGED, next=f"ddpjob plot {case.name} shows from which step; create the job again from a checkpoint "
         "before it, with a lower learning rate",
     )  # fmt: skip
+
+
+def _slow_rank(case: Case, message: str, quoted: Evidence | None) -> Explanation:
+    """Explain a training whose ranks wait for the same rank in each step."""
+    found = case.status.slow
+    values = [case.of_job(f"status.slow.{name}", value) for name, value in (found.wire() if found else {}).items()]
+    return case.verdict(
+        "Slow",
+        TRAINING_SLOW,
+        f"{case.name} is slow: {found.text() if found else message}",
+        [*values, quoted],
+        is_abnormal=True,
+        rank=found.rank if found else None,
+        hint=slow_advice(found.part if found else None),
+        next=f"ddpjob top {case.name}",
+    )
 
 
 def _slow(case: Case, progress: Progress) -> Explanation | None:
