@@ -60,7 +60,9 @@ class Training:
         self.parts.begin_step()
         self._sleep("optimizer")
         self.optimizer.step()
-        self.parts.stepped()
+        self.parts.due -= 1
+        if self.parts.due <= 0:
+            self.parts.look(time.monotonic())
 
     @property
     def records(self) -> list[StepSums]:

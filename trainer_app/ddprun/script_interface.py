@@ -20,6 +20,7 @@ from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from ddprun.signals import StopFlag
+from ddprun.step_parts import StepParts
 from ddprun.turns import Turn
 
 # The names of values in the progress report and in the rows of the metrics; other values keep theirs.
@@ -40,6 +41,7 @@ class _State:
         optimizers: the ids of those that have stepped since a step was counted last.
         only: the id of the optimizer if that is one; 0 if they are several or none.
         is_reported: the script reports its steps itself. is_each: it has reported the step after the one before.
+        parts: measures the steps.
         quick_until: the steps before this time (CLOCK_MONOTONIC) are heartbeats only; 0 if the next is more than that.
     """
 
@@ -52,6 +54,7 @@ class _State:
     optimizers: set[int] = field(default_factory=set)
     only: int = 0
     quick_until: float = 0.0
+    parts: StepParts | None = None
     is_reported: bool = False
     is_each: bool = False
     flag: StopFlag | None = None
@@ -71,10 +74,11 @@ def begin(
     *,
     beats: Turn | None = None,
     reports: Turn | None = None,
+    parts: StepParts | None = None,
 ) -> None:
     """Connect this process, a rank or a process that its script has started, with the launcher."""
     global _state  # noqa: PLW0603 - one process runs one script
-    _state = _State(progress, beats, reports, heartbeat, settings)
+    _state = _State(progress, beats, reports, heartbeat, settings, parts=parts)
 
 
 def stepped(optimizer: object, *_: object) -> None:
@@ -84,6 +88,10 @@ def stepped(optimizer: object, *_: object) -> None:
     them. So steps of less than ``_INTERVAL`` are not all reported; each is a heartbeat.
     """
     state, now, own = _state, time.monotonic(), id(optimizer)
+    if (parts := state.parts) is not None:
+        parts.due -= 1
+        if parts.due <= 0:
+            parts.look(now)
     if own == state.only:
         step = None if state.is_reported else state.steps + 1
         if now < state.quick_until and state.heartbeat.count(step, now):

@@ -72,12 +72,10 @@ def connect(
     beats, reports = (Turn(diagnostics.heartbeat, byte, is_rank=is_rank) for byte in (BEATS, REPORTS))
     progress = ProgressRecord(world_size, diagnostics.progress_text())
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
-    script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
+    parts = step_parts.StepParts(diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write)
+    script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports, parts=parts)
     after_import(_OPTIMIZERS, _count_steps)
-    step_parts.measure(
-        step_parts.StepParts(diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write),
-        after_import,
-    )
+    step_parts.measure(parts, after_import)
     after_import(_DATA, lambda module: _time_data(module, heartbeat))
     after_import(_GRAPHS, _notice_replays)
     after_import(_MEETING, _listen_on_loopback)

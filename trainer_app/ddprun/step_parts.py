@@ -31,6 +31,7 @@ _WARM_UP = 16  # iterations that are not measured: the reducer still groups its 
 _SAMPLED, _SAMPLED_CUDA = 0.1, 1.0  # seconds between iterations that the reducer measures; it then waits for the GPU
 _WINDOW = 2.0  # seconds between records at most, unless that is less than _FEWEST measured iterations
 _FEWEST = 8  # measured iterations between records
+_LONGEST_IDLE = 64  # steps between calls while nothing is measured
 _MANY = 1024  # ranks from which on records are less frequent, for the launcher of node 0
 _UNTOUCHED_CUDA = 128  # iterations on a GPU at PyTorch's own rate: a script may capture a CUDA graph in the first ones
 
@@ -108,6 +109,9 @@ class StepParts:
         world_size: of the group.
         data_wait: returns the seconds that this process has waited for data in all.
         may_write: whether this process is the one whose steps are the rank's.
+
+    Attributes:
+        due: steps until ``look`` is to be called; the caller counts them down.
     """
 
     def __init__(
@@ -121,7 +125,8 @@ class StepParts:
         self._memory, self._data_wait, self._may_write = memory, data_wait, may_write
         self._modules: list[_Module] = []
         self._is_off = False  # after an error: it must not end a step of the script
-        self._every, self._between, self._left = 1, _FEWEST, 1
+        self._every, self._between = 1, _FEWEST
+        self.due, self._idle = 1, 1
         self._began_step = self._began_collection = 0.0
         self._buffers = self._hook = self._optimizer = self._collection = 0.0
         self._sampled = [0.0] * 5  # samples, wait, wait_squares, forward, backward
@@ -134,26 +139,29 @@ class StepParts:
         """Take note that an optimizer begins its step."""
         self._began_step = monotonic()
 
-    def stepped(self, *_: object) -> None:
-        """Take note that an optimizer has ended its step."""
-        now = monotonic()
+    # A compiled step would warn of what it cannot trace.
+    begin_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def look(self, now: float) -> None:
+        """Take what was measured, when the step of an optimizer has ended. now: CLOCK_MONOTONIC, in seconds."""
+        if not self._modules or self._is_off or not self._may_write():
+            self.due = self._idle = min(2 * self._idle, _LONGEST_IDLE)
+            return
+        self._idle = 1
         if self._began_step:
-            self._optimizer += now - self._began_step
+            self._optimizer += (now - self._began_step) * self._every  # one step for all since the last call
             self._began_step = 0.0
-        self._left -= 1
-        if self._left <= 0:
-            self._left = self._every
-            if self._modules and not self._is_off and self._may_write():
-                try:
-                    self._look(now)
-                except Exception:  # a prototype interface, which another release may change
-                    self._is_off = True
+        try:
+            self._look(now)
+        except Exception:  # a prototype interface, which another release may change
+            self._is_off = True
+        self.due = self._every
 
     def follow(self, module: Any) -> None:
         """Measure the iterations of a new DistributedDataParallel."""
         self._modules = [each for each in self._modules if each.module() is not None]
         self._modules.append(_Module(weakref.ref(module)))
-        self._left = 1
+        self.due = 1
 
     def timed_buffers(self, synchronize: Callable[..., None]) -> Callable[..., None]:
         """Return the function of PyTorch that broadcasts the buffers of a module as one whose calls are timed."""
@@ -248,7 +256,6 @@ class StepParts:
         seconds = (now - before[1]) / (newest.seen - before[0])
         self._every = power_of_two((_SAMPLED_CUDA if is_on_gpu else _SAMPLED) / seconds)
         self._between = max(_FEWEST * self._every, power_of_two(self._window / seconds))
-        self._left = self._every
         if newest.rate != self._every and not (is_on_gpu and newest.seen < _UNTOUCHED_CUDA):
             newest.rate = self._every
             module._set_ddp_runtime_logging_sample_rate(self._every)
@@ -281,12 +288,8 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
     """
 
     def optimizers(module: ModuleType) -> None:
-        for register, hook in (
-            ("register_optimizer_step_pre_hook", parts.begin_step),
-            ("register_optimizer_step_post_hook", parts.stepped),
-        ):
-            if add := getattr(module, register, None):
-                add(_undisturbed(hook))
+        if add := getattr(module, "register_optimizer_step_pre_hook", None):
+            add(parts.begin_step)
 
     def data_parallel(module: ModuleType) -> None:
         wrapped: Any = getattr(module, "DistributedDataParallel", None)
@@ -312,11 +315,3 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
     after_import("torch.optim.optimizer", optimizers)
     after_import("torch.nn.parallel.distributed", data_parallel)
     gc.callbacks.append(parts.collected)
-
-
-def _undisturbed(hook: Callable[..., None]) -> Callable[..., None]:
-    def call(*args: object) -> None:
-        hook(*args)
-
-    call._torchdynamo_disable = True  # type: ignore[attr-defined] # else a compiled step warns of what it cannot trace
-    return call
