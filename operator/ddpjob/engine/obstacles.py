@@ -22,7 +22,7 @@ PROGRESS_UNKNOWN = "ProgressUnknown"
 TRAINING_STALLED = "TrainingStalled"
 """All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
 TRAINING_SLOW = "TrainingSlow"
-"""All nodes run, and the launcher reports for which rank the others wait in each step; nothing follows from it."""
+"""All nodes run, and the launcher reports for which rank the others wait in each step; also of an avoided node."""
 NODE_NOT_RESPONDING = "NodeNotResponding"
 """All nodes run as far as is known, and the Kubernetes node of some of them sends no heartbeats; nothing follows."""
 NO_PROGRESS = "RestartsWithoutProgress"
@@ -178,8 +178,7 @@ def stall(s: JobState) -> Obstacle | None:
 
 def slow(s: JobState) -> Obstacle | None:
     """Return the slow rank that the launcher of node 0 reports in its last answer; None if it reports none."""
-    reported = s.answer.slow if s.answer is not None else None
-    if reported is None or reported.rank is None:
+    if (reported := s.slow) is None:
         return None
     return TRAINING_SLOW, f"{reported.message or 'slow'}: {slow_advice(reported.part)}"
 
