@@ -38,7 +38,7 @@ SHARED = "VolumeShared"
 """All nodes run, and another job that saves in the same directory runs, too; nothing follows from it."""
 CONTAINER_CREATING = "ContainerCreating"
 _SLOWER_DEVICE = "compare its node with the others: another program, a GPU that is hot or limited, a slower processor"
-_SLOW_ADVICE = {
+SLOW_ADVICE = {
     "data": "use more workers of the DataLoader, or faster storage; look whether its samples are larger",
     "forward": _SLOWER_DEVICE,
     "backward": _SLOWER_DEVICE,
@@ -185,7 +185,7 @@ def slow(s: JobState) -> Obstacle | None:
 
 def slow_advice(part: str | None) -> str:
     """Return what to do about a rank that takes longer in this part of its steps."""
-    return _SLOW_ADVICE.get(part or "", "compare its node with the others")
+    return SLOW_ADVICE.get(part or "", "compare its node with the others")
 
 
 def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:
