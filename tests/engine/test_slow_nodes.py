@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import World, a_job, a_started_world, is_idle, running, unplaced
+from tests.builders import World, a_job, a_started_world, failed, is_idle, running, unplaced
 
 Json = dict[str, Any]
 TEN_MINUTES = 601.0
@@ -204,3 +204,29 @@ def test_time_of_avoidance_passes() -> None:
     world.fail(0, 1)
     world.run_next_attempt()
     assert not avoided(world) and not terms(world)
+
+
+def test_preferences_of_the_template_stay_and_nodes_that_failed_are_still_forbidden() -> None:
+    wish = {"weight": 7, "preference": {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}}
+    name = "preferredDuringSchedulingIgnoredDuringExecution"
+    world = world_of(template={"spec": {"affinity": {"nodeAffinity": {name: [wish]}}}})
+    for _ in range(2):
+        place(world, *NODES)
+        train(world, TEN_MINUTES, 5)
+        world.set_pod(3, failed(1, kind="DeviceFailed", at=world.now, message="ECC"), node="d")
+        world.settle_after_backoff()
+    assert {node["nodeName"] for node in world.status["avoidNodes"]} == {"c", "d"}
+    assert [term.get("weight") for term in terms(world)[name]] == [7, 100] and terms(world)[name][0] == wish
+    required = terms(world)["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [each["values"] for term in required for each in term["matchFields"]] == [["d"]]
+
+
+def test_node_that_failed_and_was_slow_is_forbidden() -> None:
+    world = world_of()
+    for _ in range(2):
+        place(world, *NODES)
+        train(world, TEN_MINUTES, 5)
+        world.set_pod(2, failed(1, kind="DeviceFailed", at=world.now, message="ECC"), node="c")
+        world.settle_after_backoff()
+    (entry,) = world.status["avoidNodes"]
+    assert entry["reason"] == "DeviceFailed" and "attempts" not in entry
