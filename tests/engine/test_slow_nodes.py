@@ -230,3 +230,21 @@ def test_node_that_failed_and_was_slow_is_forbidden() -> None:
         world.settle_after_backoff()
     (entry,) = world.status["avoidNodes"]
     assert entry["reason"] == "DeviceFailed" and "attempts" not in entry
+
+
+@pytest.mark.parametrize(
+    "change", [{"rank": 2**60}, {"time": "9999-12-31T23:59:59Z"}, {"attempt": 2**60}, {"since": "9999-12-31T23:59:59Z"}]
+)
+def test_what_a_user_wrote_into_the_status_stops_no_job(change: Json) -> None:
+    world = world_of()
+    for _ in range(2):
+        slow_attempt(world, *NODES)
+    place(world, *NODES)
+    train(world, TEN_MINUTES, 5)
+    world.job["status"]["slowNodes"] = [each | change for each in world.status["slowNodes"]]
+    world.job["status"]["slow"] |= change
+    world.progress = None
+    world.settle()
+    world.fail(0, 1)
+    world.run_next_attempt()
+    assert world.status["attempt"] == 4 and world.condition("Running")["status"] == "True"

@@ -246,12 +246,10 @@ class JobState:
         known, pod, polled = self.before.slow, self.current.get(0), self.observed.progress
         if polled.problem is not None:
             return None
-        if self.answer is not None:
-            found = self.answer.slow
-            return found if found is not None and found.rank is not None else None
-        if known is None or pod is None or pod.state != "running":
-            return None
-        return Slow(rank=known.rank, part=known.part, message=f"slow: {known.text()}")
+        found = self.answer.slow if self.answer is not None else None
+        if self.answer is None and known is not None and pod is not None and pod.state == "running":
+            found = Slow(rank=known.rank, part=known.part, message=f"slow: {known.text()}")
+        return found if found is not None and found.rank is not None else None
 
     @cached_property
     def report(self) -> TrainingReport | None:

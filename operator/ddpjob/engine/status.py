@@ -291,9 +291,9 @@ def _slow(s: JobState, built: Sequence[Condition]) -> SlowStatus | None:
     runs = any(condition.type == "Running" and condition.status == "True" for condition in built)
     if s.slow is None or not runs:
         return None
-    nproc = s.before.world.nproc_per_node if s.before.world is not None else s.job.nproc_per_node
-    pod = s.current.get((s.slow.rank or 0) // nproc)
-    return slow_status(s.slow, s.before.slow, s.now, pod.node_name if pod is not None else None)
+    pod = s.current.get((s.slow.rank or 0) // s.job.nproc_per_node)
+    node_name = pod.node_name if pod is not None and not s.settings.is_local else None
+    return slow_status(s.slow, s.before.slow, s.now, node_name)
 
 
 def _pause(s: JobState, decision: Decision) -> PauseStatus | None:

@@ -93,11 +93,11 @@ def with_slow(nodes: Collection[AvoidedNode], found: Sequence[SlowNode], now: da
     """
     failed = [node for node in nodes if not node.is_slow]
     names = {node.node_name for node in failed}
-    slow = [node for node in _slow(found) if node.node_name not in names and _lasts(node, now)]
+    slow = [node for node in _slow(found, now) if node.node_name not in names]
     return [*slow, *failed][-MAX_AVOIDED:]
 
 
-def _slow(found: Sequence[SlowNode]) -> Iterator[AvoidedNode]:
+def _slow(found: Sequence[SlowNode], now: datetime) -> Iterator[AvoidedNode]:
     """Yield the nodes on which ranks that were slow nowhere else were slow in two attempts, at most an hour apart."""
     moved = {
         each.rank
@@ -114,7 +114,7 @@ def _slow(found: Sequence[SlowNode]) -> Iterator[AvoidedNode]:
             and seconds_between(before.time, parse_time(after.since)) <= AVOID_SECONDS
             for attempt in (before.attempt, after.attempt)
         }
-        if attempts:
+        if attempts and 0 <= seconds_since(own[-1].time, now) < AVOID_SECONDS:
             until = whole_second_after(parse_time(own[-1].time), AVOID_SECONDS)
             yield AvoidedNode(node_name=name, reason=TRAINING_SLOW, until=until, attempts=sorted(attempts))
 

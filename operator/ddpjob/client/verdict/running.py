@@ -287,7 +287,7 @@ def _slow_rank(case: Case, message: str, quoted: Evidence | None) -> Explanation
 
 def _throttled(case: Case, rank: int | None) -> tuple[str, list[Evidence]]:
     """Return what to do about a rank that the CPU limit stops, and the limit of its container as evidence."""
-    nproc = case.status.world.nproc_per_node if case.status.world else 1
+    nproc = case.job.nproc_per_node if case.job is not None else 1
     pod = next((pod for pod in case.current if rank is not None and pod.node_rank == rank // nproc), None)
     spec = case.raw[pod.name].get("spec") or {} if pod is not None else {}
     limits = element(spec.get("containers"), "name", "trainer").get("resources") or {}
