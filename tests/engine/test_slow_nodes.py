@@ -1,6 +1,5 @@
 """A Kubernetes node on which a rank was slow in two attempts is avoided, if the spec asks for it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def slow_attempt(world: World, *nodes: str, rank: int | None = 5, part: str = "b
     world.run_next_attempt()
 
 
-def avoided(world: World) -> dict[str, Sequence[int]]:
+def avoided(world: World) -> dict[str, list[int]]:
     return {node["nodeName"]: node["attempts"] for node in world.status.get("avoidNodes") or ()}
 
 
@@ -134,7 +133,8 @@ def test_verdict_that_flaps_is_no_observation() -> None:
 
 
 def test_verdict_that_ended_in_the_attempt_counts_within_an_hour_before_the_next() -> None:
-    for seconds, found in ((1800, {"c": [1, 2]}), (3700, {})):
+    within: dict[str, list[int]] = {"c": [1, 2]}
+    for seconds, found in ((1800, within), (3700, {})):
         world = world_of()
         place(world, *NODES)
         train(world, TEN_MINUTES, 5)
