@@ -100,6 +100,11 @@ def test_the_rank_and_the_part_are_named(ranks: int, late: dict[str, float], par
     assert found is not None
     assert found.seconds == pytest.approx(0.02, rel=0.2)
     assert PARTS[part] in found.message(0)
+    share = found.throttled_share
+    assert (share is not None) == (part == "throttled")
+    assert share is None or (
+        share == pytest.approx(0.018 / found.step, rel=0.01) and f"{share:.2f} s of" in found.message(0)
+    )
 
 
 def _train_not_run(group: Group, rank: int, more: float, hidden: dict[str, float], not_run: dict[str, float]) -> None:

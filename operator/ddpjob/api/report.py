@@ -106,7 +106,7 @@ class Slow:
     """The rank for which the others wait in each step.
 
     message: names it, and what it does longer. part: of the step. seconds: for which the others wait in each step of
-    step_seconds.
+    step_seconds. throttled: of each second, for which the CPU limit stops its container, with the part throttled.
     """
 
     message: _Advice = None
@@ -114,6 +114,7 @@ class Slow:
     part: _Name = None
     seconds: _Number = None
     step_seconds: _Number = None
+    throttled: _Number = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)

@@ -180,7 +180,7 @@ def _nodes(status: DDPJobStatus) -> Iterator[Fact]:
     if parts:
         yield Fact("nodes", ", ".join(parts), bool(failed))
     for node in status.avoid_nodes or ():
-        yield Fact("", f"avoids Kubernetes node {node.node_name} ({node.reason}) until {node.until}")
+        yield Fact("", f"avoids Kubernetes node {node.node_name} ({node.why}) until {node.until}")
 
 
 def attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:

@@ -102,4 +102,6 @@ def _changes(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
         if node.node_name not in known:
             name, until = node.node_name, node.until
             text = f"new attempts avoid Kubernetes node {name} until {until}: two failures ({node.reason}) point to it"
+            if node.is_slow:
+                text = f"new attempts prefer other Kubernetes nodes than {name} until {until}: it was {node.why}"
             yield Note("Warning", "NodeAvoided", text)

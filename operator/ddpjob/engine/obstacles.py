@@ -22,7 +22,7 @@ PROGRESS_UNKNOWN = "ProgressUnknown"
 TRAINING_STALLED = "TrainingStalled"
 """All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
 TRAINING_SLOW = "TrainingSlow"
-"""All nodes run, and the launcher reports for which rank the others wait in each step; nothing follows from it."""
+"""All nodes run, and the launcher reports for which rank the others wait in each step; also of an avoided node."""
 NODE_NOT_RESPONDING = "NodeNotResponding"
 """All nodes run as far as is known, and the Kubernetes node of some of them sends no heartbeats; nothing follows."""
 NO_PROGRESS = "RestartsWithoutProgress"
@@ -38,7 +38,7 @@ SHARED = "VolumeShared"
 """All nodes run, and another job that saves in the same directory runs, too; nothing follows from it."""
 CONTAINER_CREATING = "ContainerCreating"
 _SLOWER_DEVICE = "compare its node with the others: another program, a GPU that is hot or limited, a slower processor"
-_SLOW_ADVICE = {
+SLOW_ADVICE = {
     "data": "use more workers of the DataLoader, or faster storage; look whether its samples are larger",
     "forward": _SLOWER_DEVICE,
     "backward": _SLOWER_DEVICE,
@@ -178,15 +178,14 @@ def stall(s: JobState) -> Obstacle | None:
 
 def slow(s: JobState) -> Obstacle | None:
     """Return the slow rank that the launcher of node 0 reports in its last answer; None if it reports none."""
-    reported = s.answer.slow if s.answer is not None else None
-    if reported is None or reported.rank is None:
+    if (reported := s.slow) is None:
         return None
     return TRAINING_SLOW, f"{reported.message or 'slow'}: {slow_advice(reported.part)}"
 
 
 def slow_advice(part: str | None) -> str:
     """Return what to do about a rank that takes longer in this part of its steps."""
-    return _SLOW_ADVICE.get(part or "", "compare its node with the others")
+    return SLOW_ADVICE.get(part or "", "compare its node with the others")
 
 
 def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:

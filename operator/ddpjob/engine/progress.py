@@ -49,14 +49,13 @@ def pause_status(report: TrainingReport, before: DDPJobStatus, now: datetime) ->
     return before.pause if is_known else PauseStatus(since=_last_work(report, now), step_seconds=step)
 
 
-def slow_status(report: Slow | None, before: SlowStatus | None, now: datetime) -> SlowStatus | None:
+def slow_status(report: Slow, before: SlowStatus | None, now: datetime, node_name: str | None) -> SlowStatus:
     """Return ``status.slow`` for what is reported of a slow rank; its times are those of the first report."""
-    if report is None or report.rank is None:
-        return None
     if before is not None and (before.rank, before.part) == (report.rank, report.part):
         return before
-    seconds, step = (_number_text(each, ".3g") for each in (report.seconds, report.step_seconds))
-    return SlowStatus(since=timestamp(now), rank=report.rank, part=report.part, seconds=seconds, step_seconds=step)
+    given = {name: getattr(report, name) for name in ("seconds", "step_seconds", "throttled")}
+    numbers = {name: _number_text(value, ".3g") for name, value in given.items()}
+    return SlowStatus(since=timestamp(now), rank=report.rank, part=report.part, node_name=node_name, **numbers)
 
 
 def _last_work(report: TrainingReport, now: datetime) -> str:

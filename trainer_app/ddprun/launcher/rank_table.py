@@ -106,7 +106,7 @@ class NodeRanks:
             message = now.message(node)
             self._progress.slow = {
                 "rank": now.rank, "node": node, "part": now.part, "seconds": _rounded(now.seconds),
-                "stepSeconds": _rounded(now.step), "message": message,
+                "stepSeconds": _rounded(now.step), "message": message, "throttled": _rounded(now.throttled_share),
             }  # fmt: skip
             launcher_line(f"warning: {message}")
         elif before is not None:

@@ -91,17 +91,25 @@ class SlowRank:
 
     Attributes:
         seconds: of each step, that the others wait for the rank. step: a step takes so many seconds.
+        throttled: of each step, in which the CPU limit stops the container of the rank, or threads of it.
     """
 
     rank: int
     part: str
     seconds: float
     step: float
+    throttled: float = 0.0
+
+    @property
+    def throttled_share(self) -> float | None:
+        """Seconds of each second, of all CPUs, for which the limit stops the rank; None unless it is slow for that."""
+        return self.throttled / self.step if self.part == "throttled" and self.step > 0 else None
 
     def message(self, node: int) -> str:
         """Return the verdict as text. node: of the rank."""
         times = f"{1000 * self.seconds:.1f} ms of each step of {1000 * self.step:.1f} ms"
-        return f"slow: the other ranks wait {times} for rank {self.rank} (node {node}), {PARTS[self.part]}"
+        share = "" if self.throttled_share is None else f" for {self.throttled_share:.2f} s of each second"
+        return f"slow: the other ranks wait {times} for rank {self.rank} (node {node}), {PARTS[self.part]}{share}"
 
 
 def suspect(windows: Mapping[int, Window], nproc: int = 1) -> SlowRank | None:
@@ -135,7 +143,7 @@ def suspect(windows: Mapping[int, Window], nproc: int = 1) -> SlowRank | None:
     longest, rank = late[rank], min(left_out)
     part, seconds = _part(windows[rank], others, longest)
     limit = max(_LEAST_SHARE * step, _LEAST_SECONDS)
-    return SlowRank(rank, part, seconds, step) if seconds > limit else None
+    return SlowRank(rank, part, seconds, step, windows[rank].parts["throttled"]) if seconds > limit else None
 
 
 def _part(own: Window, others: Sequence[Window], late: float) -> tuple[str, float]:
@@ -238,5 +246,5 @@ class SlowRanks:
     def _proven(self, late: SlowRank) -> SlowRank:
         """Return the verdict, which stays as it is while the rank is slow: nothing is written for small changes."""
         agreeing = self._agreeing(late, _WINDOWS_QUEUE)
-        seconds, step = (median(getattr(each, name) for each in agreeing) for name in ("seconds", "step"))
-        return SlowRank(late.rank, late.part, seconds, step)
+        times = (median(getattr(each, name) for each in agreeing) for name in ("seconds", "step", "throttled"))
+        return SlowRank(late.rank, late.part, *times)
