@@ -74,6 +74,7 @@ def test_jobs_share_a_quota_keep_it_over_restarts_and_give_way_to_a_higher_prior
         jobs.end(first[1], 1)
         run_all(jobs, "low", 2)
         eventually("it recovered", lambda: queue.condition("low", "PodsReady") == ("True", "Recovered"))
+        jobs.settle()
         assert written(jobs, since=count) == [("patch", "workloads/status")] * 2
 
         count = len(jobs.writes())

@@ -40,6 +40,16 @@ def test_nodes_that_run_without_their_service_are_shown_as_starting() -> None:
     assert world.status["state"] == "Running" and [note.reason for note in made.events] == ["Running"]
 
 
+def test_nodes_that_run_when_the_last_object_is_created_are_written_once() -> None:
+    world = World(a_job())
+    world.reconcile()
+    world.run_all()
+    made = world.reconcile()
+    assert [note.reason for note in made.events] == ["Running"]
+    assert world.status["currentAttempt"]["allRunningTime"] == timestamp(NOW)
+    assert is_idle(world.reconcile())
+
+
 def test_invalid_spec_is_reported_once() -> None:
     job = a_job(numNodes=0)
     world = World(job)

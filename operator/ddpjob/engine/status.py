@@ -142,7 +142,8 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
     since = attempt.ending.since if attempt.ending else timestamp(s.now)
     if decision.kind == "created":
         first = attempt.creating_since if yields else None
-        return attempt.changed(phase=RUNNING, refusals=None, creating_since=first, ending=None)
+        created = attempt.changed(phase=RUNNING, refusals=None, creating_since=first, ending=None)
+        return _with_first_times(s, decision, created, nodes)  # the pods may run already
     if decision.kind == "settle":
         return attempt.changed(phase=ENDING, ending=Ending(message=decision.message, since=since, until=decision.until))
     if not attempt.is_closed:
