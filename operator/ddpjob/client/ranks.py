@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pydantic import ConfigDict, Field
 
@@ -102,14 +103,47 @@ def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
     """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
     head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
     head |= {"stall": job.status.stall, "slow": job.status.slow}
-    try:
+    with _expected(job.name, "GET /ranks"):
         return RankTable.model_validate({**json.loads(answer), **head})
+
+
+def parsed_answer(job: str, answer: bytes) -> Json:
+    """Return the JSON object that a launcher has answered. Raises ``UnavailableError`` if it is none."""
+    with _expected(job, "a look inside"):
+        return dict(json.loads(answer))
+
+
+@contextmanager
+def _expected(job: str, request: str) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, TypeError, RecursionError) as error:  # ValidationError is a ValueError
         raise UnavailableError(
-            f"node 0 of {job.name} answers GET /ranks with something else than ranks",
+            f"node 0 of {job} answers {request} with something else than ranks",
             "another program listens on the job's progress port",
-            f"ddpjob logs {job.name} --node 0",
+            f"ddpjob logs {job} --node 0",
         ) from error
+
+
+_REFUSALS = {
+    "NoSteps": (
+        "no step of torch.optim was made yet, or the program has no optimizer of torch.optim in its ranks",
+        "ddpjob top {job} shows the steps; try again when they grow. A script can profile itself with torch.profiler",
+    ),
+    "NoRanks": ("its ranks end or start again", "ddpjob why {job}"),
+    "Busy": ("one profile at a time", "try again later"),
+    "TooMuch": ("a long profile takes memory of the pods", "ask for less"),
+}
+"""Hint and next step of what a launcher refuses, by its reason."""
+
+
+def refusal(job: str, answer: Json) -> UnavailableError | None:
+    """Return the error of a launcher that refuses a request; None if it does not."""
+    refused = answer.get("refused")
+    if not isinstance(refused, dict):
+        return None
+    hint, then = _REFUSALS.get(str(refused.get("reason")), ("", f"ddpjob why {job}"))
+    return UnavailableError(f"the launcher of {job} refuses: {refused.get('message')}", hint, then.format(job=job))
 
 
 def require_running(job: DDPJob) -> int:
@@ -124,7 +158,7 @@ def require_running(job: DDPJob) -> int:
     return current.number
 
 
-def no_ranks(job: DDPJob, why: str) -> DDPJobError:
+def no_ranks(job: DDPJob, why: str, request: str = "GET /ranks") -> DDPJobError:
     """Return the error of a job whose node 0 has no launcher that knows the ranks."""
     from ddpjob.engine.desired import Job
     from ddpjob.engine.mistakes import trainer_command
@@ -137,7 +171,7 @@ def no_ranks(job: DDPJob, why: str) -> DDPJobError:
             "set launcher: Injected in the spec, or command: [ddprun, train.py] (docs/tasks/scripts.md)",
         )
     return UnavailableError(
-        f"node 0 of {job.name} does not answer GET /ranks: {why}",
+        f"node 0 of {job.name} does not answer {request}: {why}",
         "it starts or ends, or its program is started by another launcher or another release than ddprun of this one",
         f"ddpjob why {job.name}; or set launcher: Injected in the spec (docs/tasks/scripts.md)",
     )
