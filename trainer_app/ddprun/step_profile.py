@@ -11,7 +11,6 @@ import mmap
 import os
 import struct
 import sys
-import tempfile
 import threading
 import time
 import zlib
@@ -137,7 +136,7 @@ class StepProfiler:
         """End the profile when the script begins one: some releases of PyTorch raise if two run."""
         from torch.autograd.profiler import profile as of_torch
 
-        prepare = of_torch._prepare_trace
+        prepare: Any = of_torch._prepare_trace
 
         def prepared(other: Any) -> None:
             if self._profile is own and other is not own.profiler:
@@ -157,7 +156,7 @@ class StepProfiler:
         self._tell("writes")
 
         def write() -> None:
-            told = {"number": number, "first": first, "steps": steps}
+            told: dict[str, object] = {"number": number, "first": first, "steps": steps}
             try:
                 told |= {"state": "done", "bytes": self._write(own)}
             except Exception as error:
@@ -169,6 +168,8 @@ class StepProfiler:
 
     def _write(self, own: Any) -> int:
         """Write the trace to the memory file, and return its compressed size. PyTorch writes only to a path."""
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="ddprun-profile-") as folder:
             path = Path(folder) / "trace.json"
             own.export_chrome_trace(str(path))

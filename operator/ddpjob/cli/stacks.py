@@ -96,11 +96,14 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def _show_stack(rank: "RankStacks") -> None:
-    """Print the stack of the main thread, which faulthandler writes last."""
+    """Print the stack of the main thread, which faulthandler writes last, down to the line of the program."""
     _, *frames = rank.stacks.strip().split("\n\n")[-1].splitlines() or [""]
-    if frames:
-        title = f"rank {rank.rank}, most recent call first:"
-        print(red(title) if not rank.collective and is_coloured() else title)
-        print("\n".join(map(clean_line, frames[:_FRAMES])))
-        if len(frames) > _FRAMES:
-            print(f"  … {len(frames) - _FRAMES} more: --rank {rank.rank}")
+    if not frames:
+        return
+    file, _, line = (rank.where or "").rpartition(":")
+    is_own = [f'{file}", line {line} ' in frame for frame in frames]
+    shown = frames[: is_own.index(True) + 1 if True in is_own else _FRAMES][-_FRAMES:]
+    title = f"rank {rank.rank}, most recent call first:"
+    print(red(title) if not rank.collective and is_coloured() else title)
+    print("\n".join(map(clean_line, shown)))
+    print(f"  … ddpjob stacks --rank {rank.rank} shows all threads")

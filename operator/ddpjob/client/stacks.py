@@ -45,10 +45,10 @@ class RankStacks(WireModel):
     @property
     def does(self) -> str:
         """What it does, as text."""
-        last = f"waits in {self.collective}" if self.collective else self.phase
+        last = f"waits in {self.collective}" if self.collective else f"works in phase {self.phase}"
         if self.answered:
             return last
-        return f"{'is stopped' if self.stopped else 'does not answer'}, last: {last}"
+        return f"{'is stopped' if self.stopped else 'does not answer'}; last, it {last}"
 
 
 class StackGroup(NamedTuple):

@@ -54,7 +54,7 @@ class RankTrace:
 
     @classmethod
     def of(cls, rank: int, node: int, first: int, content: Json) -> "RankTrace":
-        """Return the trace that PyTorch has written. Raises ``ValueError``, ``KeyError`` or ``TypeError`` if it is none."""
+        """Return the trace that PyTorch has written. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         base = float(content.get("baseTimeNanoseconds", 0)) / 1000
         events = [event for event in content["traceEvents"] if isinstance(event, dict)]
         timed = [event for event in events if event.get("ph") == "X" and _is_timed(event)]
