@@ -13,6 +13,8 @@ from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import number_of, one_line
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ddpjob.client.profile import Profile, RankProfile
 
 _WAITING = 0.1
@@ -62,7 +64,7 @@ def profile(
         print(json.dumps(found.wire(), indent=2))
         return 0
     print(headline(found))
-    show(table(["RANK", "STEPS", "STEP TIME", "WAITS", "FOR RANK", "DATA", "TRACE"], list(map(_row, found.ranks))))
+    show(ranks_table(found))
     if found.waits:
         print("longest waits:")
         rows = [[w.rank, _seconds(w.seconds), w.collective, w.step, w.for_rank] for w in found.waits]
@@ -82,6 +84,12 @@ def headline(found: "Profile") -> str:
     if found.is_cut:
         parts.append("events of the last ranks are left out, because the file is too long")
     return f"{', '.join(parts)}: {one_line(found.file)} ({one_line(found.place)})"
+
+
+def ranks_table(found: "Profile") -> "Table":
+    """Return one row for each rank."""
+    header = ["RANK", "STEPS", "STEP TIME", "WAITS", "FOR RANK", "DATA", "TRACE"]
+    return table(header, list(map(_row, found.ranks)), whole=("RANK",))
 
 
 def _row(rank: "RankProfile") -> Row:

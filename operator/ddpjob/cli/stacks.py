@@ -13,6 +13,8 @@ from ddpjob.cli.table import Cell, Row, show, table
 from ddpjob.cli.text import duration, is_coloured, number_of, one_line, red
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ddpjob.client.stacks import RankStacks, StackGroup, StackTable
 
 _GROUPS, _FRAMES = 4, 12
@@ -48,9 +50,9 @@ def stacks(
             print(f"rank {each.rank}:\n{clean_lines(each.stacks.strip() or 'no answer')}")
         return 0
     print(headline(seen))
-    show(table(["RANKS", "DO", "AT", "STEP", "HEARTBEAT"], list(map(_row(seen), seen.groups)), whole=("AT",)))
+    show(groups_table(seen))
     for group in sorted(seen.groups, key=lambda group: len(group.ranks))[:_GROUPS]:
-        _show_stack(group.ranks[0])
+        show_stack(group.ranks[0])
     return 0
 
 
@@ -67,6 +69,12 @@ def headline(seen: "StackTable") -> str:
 def _sentence(group: "StackGroup") -> str:
     who = number_of(len(group.ranks), "rank") if len(group.ranks) > 1 else f"rank {group.ranks[0].rank}"
     return one_line(f"{who}: {group.does}" + (f" at {group.where}" if group.where else ""))
+
+
+def groups_table(seen: "StackTable") -> "Table":
+    """Return one row for ranks that do the same at the same place."""
+    header = ["RANKS", "DO", "AT", "STEP", "HEARTBEAT"]
+    return table(header, list(map(_row(seen), seen.groups)), whole=("AT",))
 
 
 def _row(seen: "StackTable") -> Callable[["StackGroup"], Row]:
@@ -95,7 +103,7 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
-def _show_stack(rank: "RankStacks") -> None:
+def show_stack(rank: "RankStacks") -> None:
     """Print the stack of the main thread, which faulthandler writes last, down to the line of the program."""
     _, *frames = rank.stacks.strip().split("\n\n")[-1].splitlines() or [""]
     if not frames:

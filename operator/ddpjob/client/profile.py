@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.client.ranks import parsed_answer, refusal
+from ddpjob.client.ranks import expected, parsed_answer, refusal
 from ddpjob.client.stacks import Ask
 from ddpjob.client.trace import RankTrace, Spans, Wait, clock_offset, waits
 from ddpjob.errors import DDPJobError, UnavailableError
@@ -108,7 +108,8 @@ def take_profile(
     answer = parsed_answer(job, ask("POST", f"profile/{int(steps)}/{int(timeout)}"))
     if refused := refusal(job, answer):
         raise refused
-    number = int(answer["number"])
+    with expected(job):
+        number = int(answer["number"])
     reports, world_size = _reports(job, ask, number, timeout, say)
     rows = {row.rank: row for row in reports}
     merged = _Merged(rows)
@@ -137,12 +138,13 @@ def _reports(
     end = time.monotonic() + timeout + _LATE
     while True:
         answer = parsed_answer(job, ask("GET", f"profile/{number}"))
-        rows = sorted((RankProfile.model_validate(row) for row in answer["ranks"]), key=lambda row: row.rank)
-        done = [row for row in rows if row.state in _ENDED]
-        if len(done) == answer["worldSize"] or time.monotonic() >= end:
-            return rows, answer["worldSize"]
+        with expected(job):
+            rows = sorted((RankProfile.model_validate(row) for row in answer["ranks"]), key=lambda row: row.rank)
+            size = int(answer["worldSize"])
+        if sum(row.state in _ENDED for row in rows) == size or time.monotonic() >= end:
+            return rows, size
         states = Counter(row.state for row in rows)
-        say(", ".join(f"{count} of {answer['worldSize']} ranks: {state}" for state, count in states.items()))
+        say(", ".join(f"{count} of {size} ranks: {state}" for state, count in states.items()))
         time.sleep(_INTERVAL)
 
 

@@ -103,21 +103,22 @@ def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
     """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
     head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
     head |= {"stall": job.status.stall, "slow": job.status.slow}
-    with _expected(job.name, "GET /ranks"):
+    with expected(job.name, "GET /ranks"):
         return RankTable.model_validate({**json.loads(answer), **head})
 
 
 def parsed_answer(job: str, answer: bytes) -> Json:
     """Return the JSON object that a launcher has answered. Raises ``UnavailableError`` if it is none."""
-    with _expected(job, "a look inside"):
+    with expected(job):
         return dict(json.loads(answer))
 
 
 @contextmanager
-def _expected(job: str, request: str) -> Iterator[None]:
+def expected(job: str, request: str = "a look inside") -> Iterator[None]:
+    """Turn the errors of an answer that another program has sent into ``UnavailableError``."""
     try:
         yield
-    except (ValueError, TypeError, RecursionError) as error:  # ValidationError is a ValueError
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # ValidationError is a ValueError
         raise UnavailableError(
             f"node 0 of {job} answers {request} with something else than ranks",
             "another program listens on the job's progress port",

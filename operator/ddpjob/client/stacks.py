@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.client.ranks import parsed_answer, refusal
+from ddpjob.client.ranks import expected, parsed_answer, refusal
 from ddpjob.errors import UnavailableError
 
 Ask = Callable[[str, str], bytes]
@@ -98,8 +98,9 @@ def take_stacks(head: Json, ask: Ask) -> StackTable:
         raise refused
     while True:
         answer = parsed_answer(job, ask("GET", "stacks"))
-        if answer.get("number", 0) >= asked.get("number", 1):
-            return StackTable.model_validate({**answer, **head})
+        with expected(job):
+            if int(answer["number"]) >= int(asked["number"]):
+                return StackTable.model_validate({**answer, **head})
         if time.monotonic() >= end:
             raise UnavailableError(
                 f"the launcher of node 0 of {job} has taken no stacks in {_SECONDS:g} s",

@@ -74,8 +74,8 @@ class Asked:
 
     def __call__(self, method: str, path: str) -> bytes:
         url = f"http://127.0.0.1:{self._run.progress_port}/jobs/{self._uid}/{path}"
-        request = urllib.request.Request(url, method=method)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=10) as found:
+        request = urllib.request.Request(url, method=method)
+        with urllib.request.urlopen(request, timeout=10) as found:  # noqa: S310
             return bytes(found.read())
 
 
