@@ -192,10 +192,9 @@ def test_examples_of_the_help_about_a_running_job_work(reader: Program) -> None:
     job = shell_job("mnist-cpu", "exec ddprun train.py", numNodes=1, nprocPerNode=1)
     assert reader("submit", reader.write(job), "--local").code == 0
     top, stacks, profile, *others = OF_A_RUNNING_JOB
-    for look in (top, stacks, profile):
-        eventually(
-            f"{look} of a rank that runs", lambda verb=look: reader(*example(reader, verb)).code == 0, timeout=120
-        )  # type: ignore[misc]
+    for verb in (top, stacks, profile):
+        command = example(reader, verb)
+        eventually(f"{verb} shows a rank", lambda words=command: reader(*words).code == 0, timeout=120)  # type: ignore[misc]
     for verb in others:
         assert works(reader, verb).out, verb
         if verb == "suspend":

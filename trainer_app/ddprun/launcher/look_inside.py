@@ -14,6 +14,7 @@ client begins by POST, and asks by GET until all is there. Below ``/jobs/UID``:
 """
 
 import base64
+import contextlib
 import hmac
 import math
 import os
@@ -94,10 +95,11 @@ class LookInside:
         """Do what other launchers have asked for. Call it at least once a second."""
         taken, self._peers.looks = self._peers.looks, []
         for node, message in taken:
-            if self._peers.is_leader:
-                self._hear(node, message)
-            else:
-                self._obey(message)
+            with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError, OSError):  # no launcher's
+                if self._peers.is_leader:
+                    self._hear(node, message)
+                else:
+                    self._obey(message)
         if self._until and time.monotonic() >= self._until + _KEPT:
             self._until = 0.0
             self._ask_own(ProfileRequest())  # deletes the traces
@@ -172,7 +174,7 @@ class LookInside:
 
     def _hear(self, node: int, message: Json) -> None:
         if "rows" in message:
-            self._rows[node] = list(message["rows"])
+            self._rows[node] = [row for row in message["rows"] if {"rank", "state", "number"} <= row.keys()]
         elif "part" in message:
             self._parts[node] = dict(message["part"])
             self._asked_parts.pop(node, None)
@@ -222,8 +224,9 @@ class LookInside:
         worker = next((each for each in self._workers if each.rank == rank), None)
         said = worker.diagnostics.profile_report() if worker else {}
         part = {"number": number, "rank": rank, "offset": offset, "data": ""}
-        if worker and said.get("number") == number and said.get("state") == "done" and offset <= said["bytes"]:
-            data = worker.diagnostics.profile_part(offset, min(_PART, said["bytes"] - offset))
+        left = said.get("bytes", 0) - offset if said.get("number") == number else 0
+        if worker and left > 0:
+            data = worker.diagnostics.profile_part(offset, min(_PART, left))
             part["data"] = base64.b64encode(data).decode()
         return part
 

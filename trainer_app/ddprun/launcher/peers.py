@@ -346,7 +346,7 @@ class Peers:
         if self.is_leader:
             self._begin(is_look=is_look)
         else:
-            self._waits, self._deadline = True, time.monotonic() + ANSWER
+            self._waits, self._deadline, self.is_look = True, time.monotonic() + ANSWER, is_look
             self._send({"ask": True})
 
     def give(self, findings: NodeFindings) -> None:

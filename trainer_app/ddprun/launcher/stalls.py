@@ -49,7 +49,7 @@ class StallWatch:
     ) -> None:
         self._detector, self._peers, self._progress = detector, peers, progress
         self._reports, self._nodes, self._is_told_to_stop = reports, nodes, is_told_to_stop
-        self._look = look
+        self._look, self._only_looked = look, False  # the states are of an inspection for a client
         self._asked = False  # this node waits for the others
         self._own: NodeFindings | None = None  # since the first request
         self._is_known = False  # this stall was reported, or is none that is reported
@@ -61,11 +61,16 @@ class StallWatch:
         """Whether an inspection is under way."""
         return self._asked or self._own is not None
 
+    @property
+    def _is_look(self) -> bool:
+        """Whether the inspection is for a client alone: it writes no file, and nobody is blamed for what it shows."""
+        return self._peers.is_look and not self._peers.stalled
+
     def ask(self, *, is_look: bool = False) -> None:
         """Make all nodes inspect their ranks; ``turn`` carries on, until the watch is no longer busy.
 
         Args:
-            is_look: only because a client wants the stacks; no file is written.
+            is_look: only because a client wants the stacks.
         """
         if not self.is_busy:
             self._asked = True
@@ -106,7 +111,7 @@ class StallWatch:
 
         Its peers fail when their collectives time out, or hang, and that does not say whom they waited for.
         """
-        if not self.states or (self._since is None and not self._is_hung(workers)):
+        if not self.states or (self._since is None and (self._only_looked or not self._is_hung(workers))):
             return None
         longest = max(int(state.quiet) for state in self.states)
         report = hang_report(self.states, timeout=longest, all_ranks=self._nodes == 1)
@@ -124,6 +129,7 @@ class StallWatch:
 
     def _inspect(self, workers: Sequence[WorkerProcess]) -> NodeFindings:
         self.states = self._detector.snapshots(workers)
+        self._only_looked = self._is_look
         stacks = {worker.rank: worker.diagnostics.dumps()[0][:_LONGEST_STACKS] for worker in workers}
         own = NodeFindings(self._peers.node, self.states, stacks)
         self._own = own
@@ -150,8 +156,8 @@ class StallWatch:
         if peers.is_leader:
             peers.settle(message)  # before the files are written: the others may have a hung rank to end
         self._is_known |= bool(peers.stalled)  # also if it is not reported, or was before: ask no more
-        where, is_look = None, peers.is_look and not peers.stalled
-        if self._reports and not is_look and self._reports.write_stall(findings, workers, self._is_told_to_stop):
+        where = None
+        if self._reports and not self._is_look and self._reports.write_stall(findings, workers, self._is_told_to_stop):
             where = self._reports.folder
         if message:
             self._show(message)
