@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddpjob.client.profile import Profile, take_profile
-from ddpjob.client.trace import RankTrace, clock_offset, waits
+from ddpjob.client.trace import RankTrace, Wait, clock_offset, waited, waits
 from ddpjob.errors import UnavailableError
 from tests.install.generate import schema_file
 from tests.json_schema import faults
@@ -45,6 +45,11 @@ def test_clocks_are_aligned_by_the_ends_of_collectives_and_a_wait_lasts_until_th
     moved = {key: (begin + SKEW * -1, end - SKEW) for key, (begin, end) in late.collectives.items()}
     found = [(w.rank, round(w.seconds, 3), w.step, w.for_rank) for w in waits({0: quick.collectives, 1: moved})]
     assert found == [(0, 0.5, 12, 1), (1, 0.2, 14, 0), (1, 0.1, 13, 0)]
+
+
+def test_a_rank_that_waits_in_two_collectives_at_once_waits_once() -> None:
+    times = [(0.0, 2.0), (1.0, 0.5), (1.5, 1.0), (9.0, 0.25)]
+    assert waited(Wait(0, begin * SECOND, seconds, "gloo:all_reduce", 1, 1) for begin, seconds in times) == 2.75
 
 
 def test_a_rank_that_began_a_step_later_is_compared_by_the_numbers_of_its_steps() -> None:

@@ -17,7 +17,7 @@ from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 from ddpjob.client.ranks import expected, parsed_answer, refusal
 from ddpjob.client.stacks import Ask
-from ddpjob.client.trace import RankTrace, Spans, Wait, clock_offset, waits
+from ddpjob.client.trace import RankTrace, Spans, Wait, clock_offset, waited, waits
 from ddpjob.errors import DDPJobError, UnavailableError
 
 _INTERVAL, _SLOWEST = 0.2, 30.0  # seconds between questions; until a part of a trace has come
@@ -241,7 +241,7 @@ class _Merged:
                 longest: dict[int, float] = {}
                 for wait in own:
                     longest[wait.for_rank] = longest.get(wait.for_rank, 0.0) + wait.seconds
-                known = {"wait_seconds": sum(longest.values()) / row.steps}
+                known = {"wait_seconds": waited(own) / row.steps}
                 blamed = {"waits_for": max(longest, key=lambda other: longest[other])} if longest else {}
                 self._rows[rank] = row.model_copy(update=known | blamed)
         return Profile(
@@ -252,4 +252,6 @@ class _Merged:
 
 
 def _shown(wait: Wait) -> LongWait:
-    return LongWait(**vars(wait))
+    return LongWait(
+        rank=wait.rank, seconds=wait.seconds, collective=wait.collective, step=wait.step, for_rank=wait.for_rank
+    )

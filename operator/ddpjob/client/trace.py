@@ -13,7 +13,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -129,9 +129,10 @@ def clock_offset(
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait of a rank in a collective for the rank that was the last to begin it. seconds: until that began it."""
+    """A wait of a rank in a collective, from ``begin`` (microseconds) until the last rank has begun it."""
 
     rank: int
+    begin: float
     seconds: float
     collective: str
     step: int
@@ -153,5 +154,15 @@ def waits(ranks: Mapping[int, Spans]) -> list[Wait]:
         last = max(spans, key=lambda rank: spans[rank][0])
         for rank, (begin, end) in spans.items():
             if rank != last and (waited := min(spans[last][0], end) - begin) > 0:
-                found.append(Wait(rank, waited / 1e6, name, step, last))
+                found.append(Wait(rank, begin, waited / 1e6, name, step, last))
     return sorted(found, key=lambda wait: -wait.seconds)
+
+
+def waited(found: Iterable[Wait]) -> float:
+    """Return the seconds in which a rank waits in at least one collective: several may be under way."""
+    end = total = 0.0
+    for wait in sorted(found, key=lambda wait: wait.begin):
+        until = wait.begin + wait.seconds * 1e6
+        total += max(0.0, until - max(end, wait.begin))
+        end = max(end, until)
+    return total / 1e6
