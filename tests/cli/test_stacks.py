@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ddpjob.cli import profile, stacks
-from ddpjob.client.profile import LongWait, Profile, RankProfile
+from ddpjob.client.profile import Profile, RankProfile
 from ddpjob.client.stacks import RankStacks, StackTable
+from ddpjob.client.trace import Wait
 from tests.cli.program import Program, shell_job
 from tests.cli.test_top import texts
 from tests.processes import eventually
@@ -70,7 +71,7 @@ def test_waits_of_a_tenth_of_a_step_and_missing_traces_are_abnormal() -> None:
         RankProfile(rank=0, node=0, wait_seconds=0.03, waits_for=1, data_seconds=0.001, **done),
         RankProfile(rank=1, node=1, state="failed", error="OSError: no"),
     ]
-    wait = LongWait(rank=0, seconds=0.05, collective="gloo:all_reduce", step=13, for_rank=1)
+    wait = Wait(rank=0, seconds=0.05, collective="gloo:all_reduce", step=13, for_rank=1)
     found = Profile(
         **USUAL,
         world_size=2,

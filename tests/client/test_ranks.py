@@ -76,7 +76,7 @@ def test_the_ranks_come_through_the_api_server_with_the_rights_of_edit_and_not_o
             assert ([(rank.rank, rank.step) for rank in seen.ranks], seen.attempt, seen.world_size) == ([(0, 7)], 1, 1)
             assert seen.place == editor.place
             [group] = editor.stacks("mnist").groups
-            assert (group.does, group.where) == ("works in phase train", "train.py:9")
+            assert (group[0].does, group[0].where) == ("works in phase train", "train.py:9")
         with world.user(READS_JOBS, roles=["system:aggregate-to-view"]) as viewer:
             assert viewer.get("mnist").state == "Running"
             with pytest.raises(NotAllowedError, match="pods/proxy") as refused:

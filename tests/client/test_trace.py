@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddpjob.client.profile import Profile, take_profile
-from ddpjob.client.trace import RankTrace, Wait, clock_offset, waited, waits
+from ddpjob.client.trace import RankTrace, clock_offset, waits
 from ddpjob.errors import UnavailableError
 from tests.install.generate import schema_file
 from tests.json_schema import faults
@@ -43,13 +43,15 @@ def test_clocks_are_aligned_by_the_ends_of_collectives_and_a_wait_lasts_until_th
     offset = clock_offset(quick.collectives, late.collectives)
     assert offset == pytest.approx(-SKEW)
     moved = {key: (begin + SKEW * -1, end - SKEW) for key, (begin, end) in late.collectives.items()}
-    found = [(w.rank, round(w.seconds, 3), w.step, w.for_rank) for w in waits({0: quick.collectives, 1: moved})]
+    found = [(w.rank, round(w.seconds, 3), w.step, w.for_rank) for w in waits({0: quick.collectives, 1: moved})[0]]
     assert found == [(0, 0.5, 12, 1), (1, 0.2, 14, 0), (1, 0.1, 13, 0)]
 
 
 def test_a_rank_that_waits_in_two_collectives_at_once_waits_once() -> None:
-    times = [(0.0, 2.0), (1.0, 0.5), (1.5, 1.0), (9.0, 0.25)]
-    assert waited(Wait(0, begin * SECOND, seconds, "gloo:all_reduce", 1, 1) for begin, seconds in times) == 2.75
+    begins = [(0.0, 2.0), (1.0, 1.5), (1.5, 2.5), (9.0, 9.25)]
+    late = {(1, "all_reduce", n): (until * SECOND, 10 * SECOND) for n, (_, until) in enumerate(begins)}
+    quick = {(1, "all_reduce", n): (begin * SECOND, 10 * SECOND) for n, (begin, _) in enumerate(begins)}
+    assert waits({0: quick, 1: late})[1] == {0: 2.75, 1: 0.0}
 
 
 def test_a_rank_that_began_a_step_later_is_compared_by_the_numbers_of_its_steps() -> None:
@@ -133,7 +135,7 @@ def test_the_file_has_the_ranks_as_processes_on_one_clock(tmp_path: Path) -> Non
     [
         ("failed", {"error": "RuntimeError: no"}, "no rank of mnist has given a trace; rank 0: RuntimeError: no"),
         ("asked", {}, "no rank of mnist has ended a step in 0 s"),
-        ("ended", {}, "the ranks of mnist have ended before they gave a trace"),
+        ("ended", {}, "no rank of mnist has ended a step in 0 s"),
     ],
 )
 def test_why_there_is_no_trace_is_said(

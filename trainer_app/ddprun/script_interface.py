@@ -99,7 +99,9 @@ def stepped(optimizer: object, *_: object) -> None:
         return
     else:
         state.optimizers, state.only = {own}, own
-    state.quick_until = now + _INTERVAL if count_step() and not _is_profiled() else 0.0
+    state.quick_until = now + _INTERVAL if count_step() else 0.0
+    if state.quick_until and _is_profiled():
+        state.quick_until = 0.0
 
 
 def _is_profiled() -> bool:

@@ -1,7 +1,7 @@
 """``ddpjob stacks``: where the code of all ranks is now, grouped by what they do."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -9,13 +9,13 @@ from typer import Option
 from ddpjob.api.text import clean_line, clean_lines
 from ddpjob.cli.options import Form, Name
 from ddpjob.cli.place import Where, find
-from ddpjob.cli.table import Cell, Row, show, table
+from ddpjob.cli.table import Cell, show, table
 from ddpjob.cli.text import duration, is_coloured, number_of, one_line, red
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ddpjob.client.stacks import RankStacks, StackGroup, StackTable
+    from ddpjob.client.stacks import RankStacks, StackTable
 
 _GROUPS, _FRAMES = 4, 12
 """Groups whose stack is shown, the smallest first, and how many frames of it."""
@@ -51,8 +51,8 @@ def stacks(
         return 0
     print(headline(seen))
     show(groups_table(seen))
-    for group in sorted(seen.groups, key=lambda group: len(group.ranks))[:_GROUPS]:
-        show_stack(group.ranks[0])
+    for group in seen.groups[::-1][:_GROUPS]:
+        show_stack(group[0])
     return 0
 
 
@@ -66,30 +66,27 @@ def headline(seen: "StackTable") -> str:
     return f"{', '.join(parts)}: {groups} ({one_line(seen.place)})"
 
 
-def _sentence(group: "StackGroup") -> str:
-    who = number_of(len(group.ranks), "rank") if len(group.ranks) > 1 else f"rank {group.ranks[0].rank}"
-    return one_line(f"{who}: {group.does}" + (f" at {group.where}" if group.where else ""))
+def _sentence(group: "Sequence[RankStacks]") -> str:
+    first = group[0]
+    who = number_of(len(group), "rank") if len(group) > 1 else f"rank {first.rank}"
+    return one_line(f"{who}: {first.does}" + (f" at {first.where}" if first.where else ""))
 
 
 def groups_table(seen: "StackTable") -> "Table":
     """Return one row for ranks that do the same at the same place."""
-    header = ["RANKS", "DO", "AT", "STEP", "HEARTBEAT"]
-    return table(header, list(map(_row(seen), seen.groups)), whole=("AT",))
-
-
-def _row(seen: "StackTable") -> Callable[["StackGroup"], Row]:
-    def row(group: "StackGroup") -> Row:
-        steps = [rank.step for rank in group.ranks]
-        is_alone = len(group.ranks) < len(seen.ranks) / 2
-        return [
-            Cell(listed([rank.rank for rank in group.ranks]), is_alone),
-            Cell(group.does, not group.ranks[0].answered),
-            group.where or "-",
-            steps[0] if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}",
-            f"{duration(max(rank.quiet for rank in group.ranks))} ago",
-        ]
-
-    return row
+    rows = []
+    for group in seen.groups:
+        first, steps = group[0], [rank.step for rank in group]
+        rows.append(
+            [
+                Cell(listed([rank.rank for rank in group]), len(group) < len(seen.ranks) / 2),
+                Cell(first.does, not first.answered),
+                first.where or "-",
+                steps[0] if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}",
+                f"{duration(max(rank.quiet for rank in group))} ago",
+            ]
+        )
+    return table(["RANKS", "DO", "AT", "STEP", "HEARTBEAT"], rows, whole=("AT",))
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -15,9 +15,9 @@ from pydantic import ConfigDict, Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.client.ranks import expected, parsed_answer, refusal
+from ddpjob.client.ranks import OfAllRanks, expected, parsed_answer
 from ddpjob.client.stacks import Ask
-from ddpjob.client.trace import RankTrace, Spans, Wait, clock_offset, waited, waits
+from ddpjob.client.trace import RankTrace, Spans, Wait, clock_offset, waits
 from ddpjob.errors import DDPJobError, UnavailableError
 
 _INTERVAL, _SLOWEST = 0.2, 30.0  # seconds between questions; until a part of a trace has come
@@ -54,34 +54,9 @@ class RankProfile(WireModel):
     """The rank for which it waits longest."""
 
 
-class LongWait(WireModel):
-    """A wait of a rank for another one."""
-
-    rank: int
-    """The rank that waits."""
-    seconds: float
-    """From its begin of the collective until the other has begun it."""
-    collective: str
-    """Name of the collective in the trace."""
-    step: int
-    """Number of the step."""
-    for_rank: int
-    """The rank that was the last to begin it."""
-
-
-class Profile(WireModel):
+class Profile(OfAllRanks):
     """Some steps of all ranks of a job."""
 
-    job: str
-    """Name of the job."""
-    namespace: str
-    """Namespace of the job."""
-    place: str
-    """Where the job is: this machine, or cluster and namespace."""
-    attempt: int
-    """Number of the attempt."""
-    world_size: int
-    """Number of ranks of the job."""
     file: str
     """The Chrome trace, for https://ui.perfetto.dev and chrome://tracing; the number of a process is its rank."""
     is_cut: bool = False
@@ -92,7 +67,7 @@ class Profile(WireModel):
     """node_ranks whose clocks are as they were: no collective is common to them and to the first rank."""
     ranks: list[RankProfile]
     """By rank."""
-    waits: list[LongWait]
+    waits: list[Wait]
     """The longest waits, the longest first."""
 
 
@@ -105,11 +80,8 @@ def take_profile(
         head: the fields of the profile that are known of the job.
     """
     say, job = on_progress or (lambda _: None), str(head["job"])
-    answer = parsed_answer(job, ask("POST", f"profile/{int(steps)}/{int(timeout)}"))
-    if refused := refusal(job, answer):
-        raise refused
     with expected(job):
-        number = int(answer["number"])
+        number = int(parsed_answer(job, ask("POST", f"profile/{int(steps)}/{int(timeout)}"))["number"])
     reports, world_size = _reports(job, ask, number, timeout, say)
     rows = {row.rank: row for row in reports}
     merged = _Merged(rows)
@@ -155,17 +127,10 @@ def _no_trace(job: str, rows: list[RankProfile], timeout: float) -> UnavailableE
             "the profiler of PyTorch does not work in the ranks as the error says",
             f"ddpjob logs {job} --node {failed.node}",
         )
-    if all(row.state in ("asked", "waits") for row in rows) and rows:
-        return UnavailableError(
-            f"no rank of {job} has ended a step in {timeout:g} s",
-            "steps are counted by optimizers of torch.optim: the ranks hang, their steps take longer, or they make "
-            "steps in another way, such as a replayed CUDA graph",
-            f"ddpjob stacks {job} shows what they do; --timeout gives longer steps more time",
-        )
     return UnavailableError(
-        f"the ranks of {job} have ended before they gave a trace",
-        "the job has finished, or its ranks start again",
-        f"ddpjob get {job}",
+        f"no rank of {job} has ended a step in {timeout:g} s",
+        "the ranks hang, have ended, have longer steps, or have no optimizer of torch.optim that makes them",
+        f"ddpjob stacks {job} shows what they do; --timeout gives longer steps more time",
     )
 
 
@@ -234,24 +199,17 @@ class _Merged:
 
     def profile(self, head: Json) -> Profile:
         """Return what all traces say."""
-        found = waits(self._collectives)
-        for rank, row in self._rows.items():
-            if rank in self._collectives and row.steps:
-                own = [wait for wait in found if wait.rank == rank]
-                longest: dict[int, float] = {}
-                for wait in own:
-                    longest[wait.for_rank] = longest.get(wait.for_rank, 0.0) + wait.seconds
-                known = {"wait_seconds": waited(own) / row.steps}
-                blamed = {"waits_for": max(longest, key=lambda other: longest[other])} if longest else {}
-                self._rows[rank] = row.model_copy(update=known | blamed)
+        found, seconds = waits(self._collectives)
+        for rank in self._collectives:
+            if steps := self._rows[rank].steps:
+                blamed: dict[int, float] = {}
+                for wait in (wait for wait in found if wait.rank == rank):
+                    blamed[wait.for_rank] = blamed.get(wait.for_rank, 0.0) + wait.seconds
+                longest = max(blamed, key=lambda other: blamed[other], default=None)
+                known = {"wait_seconds": seconds[rank] / steps, "waits_for": longest}
+                self._rows[rank] = self._rows[rank].model_copy(update=known)
         return Profile(
-            **head, ranks=list(self._rows.values()), waits=list(map(_shown, found[:_MOST_WAITS])), is_cut=self._is_cut,
+            **head, ranks=list(self._rows.values()), waits=found[:_MOST_WAITS], is_cut=self._is_cut,
             clock_offsets={node: offset / 1e6 for node, offset in self._offsets.items()},
             not_aligned=sorted(self._not_aligned),
         )  # fmt: skip
-
-
-def _shown(wait: Wait) -> LongWait:
-    return LongWait(
-        rank=wait.rank, seconds=wait.seconds, collective=wait.collective, step=wait.step, for_rank=wait.for_rank
-    )

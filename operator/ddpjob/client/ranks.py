@@ -74,8 +74,8 @@ class RankState(WireModel):
     """Resident memory of the process and of all that it has started; memory that they share counts in each."""
 
 
-class RankTable(WireModel):
-    """The ranks of a job."""
+class OfAllRanks(WireModel):
+    """What is read of all ranks of a job."""
 
     job: str
     """Name of the job."""
@@ -87,6 +87,11 @@ class RankTable(WireModel):
     """Number of the attempt."""
     world_size: int
     """Number of ranks of the job."""
+
+
+class RankTable(OfAllRanks):
+    """The ranks of a job."""
+
     missing_nodes: list[int] = Field(default_factory=list)
     """node_ranks of which nothing is known: their launcher is not connected, or is of an earlier release."""
     omitted_ranks: int = 0
@@ -108,9 +113,17 @@ def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
 
 
 def parsed_answer(job: str, answer: bytes) -> Json:
-    """Return the JSON object that a launcher has answered. Raises ``UnavailableError`` if it is none."""
+    """Return the JSON object that a launcher has answered.
+
+    Raises:
+        UnavailableError: it is none, or the launcher refuses the request.
+    """
     with expected(job):
-        return dict(json.loads(answer))
+        found = dict(json.loads(answer))
+        refused = tuple(map(str, found.get("refused", ())))
+    if refused:
+        raise UnavailableError(f"the launcher of {job} refuses: {refused[0]}", *refused[1:3])
+    return found
 
 
 @contextmanager
@@ -124,27 +137,6 @@ def expected(job: str, request: str = "a look inside") -> Iterator[None]:
             "another program listens on the job's progress port",
             f"ddpjob logs {job} --node 0",
         ) from error
-
-
-_REFUSALS = {
-    "NoSteps": (
-        "no step of torch.optim was made yet, or the program has no optimizer of torch.optim in its ranks",
-        "ddpjob top {job} shows the steps; try again when they grow. A script can profile itself with torch.profiler",
-    ),
-    "NoRanks": ("its ranks end or start again", "ddpjob why {job}"),
-    "Busy": ("one profile at a time", "try again later"),
-    "TooMuch": ("a long profile takes memory of the pods", "ask for less"),
-}
-"""Hint and next step of what a launcher refuses, by its reason."""
-
-
-def refusal(job: str, answer: Json) -> UnavailableError | None:
-    """Return the error of a launcher that refuses a request; None if it does not."""
-    refused = answer.get("refused")
-    if not isinstance(refused, dict):
-        return None
-    hint, then = _REFUSALS.get(str(refused.get("reason")), ("", f"ddpjob why {job}"))
-    return UnavailableError(f"the launcher of {job} refuses: {refused.get('message')}", hint, then.format(job=job))
 
 
 def require_running(job: DDPJob) -> int:

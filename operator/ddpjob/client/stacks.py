@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.client.ranks import expected, parsed_answer, refusal
+from ddpjob.client.ranks import OfAllRanks, expected, parsed_answer
 from ddpjob.errors import UnavailableError
 
 Ask = Callable[[str, str], bytes]
@@ -51,39 +50,21 @@ class RankStacks(WireModel):
         return f"{'is stopped' if self.stopped else 'does not answer'}; last, it {last}"
 
 
-class StackGroup(NamedTuple):
-    """Ranks that do the same at the same place."""
-
-    does: str
-    where: str | None
-    ranks: list[RankStacks]
-
-
-class StackTable(WireModel):
+class StackTable(OfAllRanks):
     """The stacks of the ranks of a job."""
 
-    job: str
-    """Name of the job."""
-    namespace: str
-    """Namespace of the job."""
-    place: str
-    """Where the job is: this machine, or cluster and namespace."""
-    attempt: int
-    """Number of the attempt."""
-    world_size: int
-    """Number of ranks of the job."""
     missing_nodes: list[int] = Field(default_factory=list)
     """node_ranks whose launcher has not answered."""
     ranks: list[RankStacks]
     """By rank; without those that have ended."""
 
     @property
-    def groups(self) -> list[StackGroup]:
+    def groups(self) -> list[list[RankStacks]]:
         """The ranks by what they do and where, the largest group first."""
-        found: dict[tuple[str, str | None], StackGroup] = {}
+        found: dict[tuple[str, str | None], list[RankStacks]] = {}
         for rank in self.ranks:
-            found.setdefault((rank.does, rank.where), StackGroup(rank.does, rank.where, [])).ranks.append(rank)
-        return sorted(found.values(), key=lambda group: -len(group.ranks))
+            found.setdefault((rank.does, rank.where), []).append(rank)
+        return sorted(found.values(), key=len, reverse=True)
 
 
 def take_stacks(head: Json, ask: Ask) -> StackTable:
@@ -94,8 +75,6 @@ def take_stacks(head: Json, ask: Ask) -> StackTable:
     """
     end, job = time.monotonic() + _SECONDS, str(head["job"])
     asked = parsed_answer(job, ask("POST", "stacks"))
-    if refused := refusal(job, asked):
-        raise refused
     while True:
         answer = parsed_answer(job, ask("GET", "stacks"))
         with expected(job):

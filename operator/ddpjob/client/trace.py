@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
 
 _COLLECTIVE = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier)", re.IGNORECASE)
@@ -127,20 +128,23 @@ def clock_offset(
     return median(reference[key][1] - other[key][1] for key in common) if common else None
 
 
-@dataclass(frozen=True)
-class Wait:
-    """A wait of a rank in a collective, from ``begin`` (microseconds) until the last rank has begun it."""
+class Wait(WireModel):
+    """A wait of a rank for another one."""
 
     rank: int
-    begin: float
+    """The rank that waits."""
     seconds: float
+    """From its begin of the collective until the other has begun it."""
     collective: str
+    """Name of the collective in the trace."""
     step: int
+    """Number of the step."""
     for_rank: int
+    """The rank that was the last to begin it."""
 
 
-def waits(ranks: Mapping[int, Spans]) -> list[Wait]:
-    """Return the waits, the longest first.
+def waits(ranks: Mapping[int, Spans]) -> tuple[list[Wait], dict[int, float]]:
+    """Return the waits, the longest first, and for how many seconds each rank waits in at least one collective.
 
     Args:
         ranks: the collectives of each rank, on one clock.
@@ -149,20 +153,22 @@ def waits(ranks: Mapping[int, Spans]) -> list[Wait]:
     for rank, collectives in ranks.items():
         for key, span in collectives.items():
             begun[key][rank] = span
-    found = []
+    found, times = [], {rank: list[tuple[float, float]]() for rank in ranks}
     for (step, name, _), spans in begun.items():
         last = max(spans, key=lambda rank: spans[rank][0])
         for rank, (begin, end) in spans.items():
-            if rank != last and (waited := min(spans[last][0], end) - begin) > 0:
-                found.append(Wait(rank, begin, waited / 1e6, name, step, last))
-    return sorted(found, key=lambda wait: -wait.seconds)
+            until = min(spans[last][0], end)
+            if until > begin:
+                times[rank].append((begin, until))
+                seconds = (until - begin) / 1e6
+                found.append(Wait(rank=rank, seconds=seconds, collective=name, step=step, for_rank=last))
+    return sorted(found, key=lambda wait: -wait.seconds), {rank: _covered(spans) / 1e6 for rank, spans in times.items()}
 
 
-def waited(found: Iterable[Wait]) -> float:
-    """Return the seconds in which a rank waits in at least one collective: several may be under way."""
-    end = total = 0.0
-    for wait in sorted(found, key=lambda wait: wait.begin):
-        until = wait.begin + wait.seconds * 1e6
-        total += max(0.0, until - max(end, wait.begin))
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of what at least one of the spans covers."""
+    total, end = 0.0, -math.inf
+    for begin, until in sorted(spans):
+        total += max(0.0, until - max(end, begin))
         end = max(end, until)
-    return total / 1e6
+    return total

@@ -93,7 +93,7 @@ def test_stacks_show_the_rank_in_its_own_code_and_the_ranks_that_wait_for_it(
     def places() -> list[tuple[str, str | None, list[int]]]:
         assert not runs[0].ended, runs[0].output()
         seen = take_stacks(HEAD, ask)
-        return [(group.does, group.where, [rank.rank for rank in group.ranks]) for group in seen.groups]
+        return [(group[0].does, group[0].where, [rank.rank for rank in group]) for group in seen.groups]
 
     waits, works = f"train.py:{HANGS.count(chr(10))}", f"dataset.py:{DATASET.count(chr(10))}"
     expected = [("waits in all_reduce", waits, [0, 1, 2]), ("works in phase start", works, [3])]

@@ -132,7 +132,7 @@ class LookInside:
     def _refused(self) -> Answer | None:
         if any(worker.status is None for worker in self._workers):
             return None
-        return _refusal("NoRanks", "no rank runs at the moment")
+        return _refusal("no rank runs at the moment", "the ranks end or start again", "try again later")
 
     def _ask_for_stacks(self) -> Answer:
         if not self._is_wanted:
@@ -142,12 +142,14 @@ class LookInside:
     def _begin(self, steps: int, seconds: int) -> Answer:
         now, records = time.monotonic(), [worker.diagnostics.last_heartbeat() for worker in self._workers]
         if not 0 < steps <= _MOST_STEPS or not 0 < seconds <= _LONGEST:
-            return _refusal("TooMuch", f"at most {_MOST_STEPS} steps in {_LONGEST} s")
+            limits = f"at most {_MOST_STEPS} steps in {_LONGEST} s are profiled"
+            return _refusal(limits, "a long profile takes memory of the pods", "ask for less")
         if now < self._until and not self._is_done():
-            return _refusal("Busy", f"another profile runs, for at most {self._until - now:.0f} s more")
+            return _refusal("another profile runs", "one at a time", f"try again after {self._until - now:.0f} s")
         step = max(record.step for record in records)
         if step == 0:
-            return _refusal("NoSteps", "no step of an optimizer is known")
+            none = "none was made yet, or the ranks have no optimizer of torch.optim"
+            return _refusal("no step of an optimizer is known", none, "try again when ddpjob top shows steps")
         self._number += 1
         self._rows, self._parts, self._asked_parts = {}, {}, {}
         rate = self._rate()
@@ -231,5 +233,6 @@ class LookInside:
         return part
 
 
-def _refusal(reason: str, message: str) -> Answer:
-    return b"200 OK", {"refused": {"reason": reason, "message": message}}
+def _refusal(*parts: str) -> Answer:
+    """Return the answer to a request that is not carried out. parts: what is wrong, why, what to do."""
+    return b"200 OK", {"refused": parts}
