@@ -6,7 +6,7 @@ import gzip
 import json
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -24,6 +24,7 @@ _INTERVAL, _SLOWEST = 0.2, 30.0  # seconds between questions; until a part of a 
 _LATE = 15.0  # seconds after the end of the profile in which the ranks write their traces
 _LONGEST_TRACE, _LONGEST_FILE = 256 * 2**20, 2**30  # bytes of JSON, of a rank and in all
 _MOST_WAITS = 10
+_PAUSES = (0.5, 2.0)  # seconds until a question is asked again
 _ENDED = ("done", "failed", "ended")
 
 
@@ -82,6 +83,7 @@ def take_profile(
     say, job = on_progress or (lambda _: None), str(head["job"])
     with expected(job):
         number = int(parsed_answer(job, ask("POST", f"profile/{int(steps)}/{int(timeout)}"))["number"])
+    ask = _patient(ask)
     reports, world_size = _reports(job, ask, number, timeout, say)
     rows = {row.rank: row for row in reports}
     merged = _Merged(rows)
@@ -101,6 +103,20 @@ def take_profile(
     finally:
         partial.unlink(missing_ok=True)
     return merged.profile(head | {"world_size": world_size, "file": str(to)})
+
+
+def _patient(ask: Ask) -> Ask:
+    """Return what asks again if an answer is lost, which one of many may be on the way through an API server."""
+
+    def asked(method: str, path: str) -> bytes:
+        for pause in _PAUSES:
+            try:
+                return ask(method, path)
+            except UnavailableError:
+                time.sleep(pause)
+        return ask(method, path)
+
+    return asked
 
 
 def _reports(
@@ -200,14 +216,14 @@ class _Merged:
     def profile(self, head: Json) -> Profile:
         """Return what all traces say."""
         found, seconds = waits(self._collectives)
-        for rank in self._collectives:
-            if steps := self._rows[rank].steps:
-                blamed: dict[int, float] = {}
-                for wait in (wait for wait in found if wait.rank == rank):
-                    blamed[wait.for_rank] = blamed.get(wait.for_rank, 0.0) + wait.seconds
-                longest = max(blamed, key=lambda other: blamed[other], default=None)
-                known = {"wait_seconds": seconds[rank] / steps, "waits_for": longest}
-                self._rows[rank] = self._rows[rank].model_copy(update=known)
+        blamed: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for wait in found:
+            blamed[wait.rank][wait.for_rank] += wait.seconds
+        for rank, row in self._rows.items():
+            if rank in seconds and row.steps:
+                longest = max(blamed[rank].items(), key=lambda item: item[1], default=(None, 0.0))[0]
+                known = {"wait_seconds": seconds[rank] / row.steps, "waits_for": longest}
+                self._rows[rank] = row.model_copy(update=known)
         return Profile(
             **head, ranks=list(self._rows.values()), waits=found[:_MOST_WAITS], is_cut=self._is_cut,
             clock_offsets={node: offset / 1e6 for node, offset in self._offsets.items()},
