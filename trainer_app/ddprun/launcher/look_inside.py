@@ -19,6 +19,7 @@ import hmac
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -80,9 +81,9 @@ class LookInside:
         states = sorted((state for found in findings for state in found.ranks), key=lambda state: state.rank)
         stacks = {rank: text for found in findings for rank, text in found.stacks.items()}
         places = [(activity(state.phase, state.collective), state.where) for state in states]
-        rows = [asdict(state) | {"stacks": ""} for state in states]
+        rows, counts = [asdict(state) | {"stacks": ""} for state in states], Counter(places)
         left = _MOST_STACKS
-        for row, _ in sorted(zip(rows, places, strict=True), key=lambda pair: places.count(pair[1])):
+        for row, _ in sorted(zip(rows, places, strict=True), key=lambda pair: counts[pair[1]]):
             text = stacks.get(row["rank"], "")  # those that are alone first
             row["stacks"] = text if len(text) <= left else ""
             left -= len(row["stacks"])
