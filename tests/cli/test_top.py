@@ -119,7 +119,8 @@ def test_what_torchrun_lacks_is_said_in_three_lines(ddpjob: Program) -> None:
     job["spec"]["command"] = [str(ddpjob.folder / "torchrun"), "train.py"]
     with ddpjob.started("run", ddpjob.write(job), "-o", "json"):
         ddpjob.until_log("plain", "up")
-        done = ddpjob("top", "plain")
-    lines = done.err.splitlines()
-    assert done.code == 1 and [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "]
-    assert "runs under torchrun" in lines[0] and "launcher: Injected" in lines[2]
+        for verb in ("top", "stacks", "profile"):
+            done = ddpjob(verb, "plain")
+            lines = done.err.splitlines()
+            assert done.code == 1 and [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "]
+            assert "runs under torchrun" in lines[0] and "launcher: Injected" in lines[2]

@@ -243,7 +243,7 @@ def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatc
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     monkeypatch.setattr(StopFlag, "installed", StopFlag)  # this process keeps its handlers
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
-        TrainerProgram(Config()).run(RankProcess(Ranks(), Diagnostics(*[-1] * 7), -1))
+        TrainerProgram(Config()).run(RankProcess(Ranks(), Diagnostics(*[-1] * 8), -1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

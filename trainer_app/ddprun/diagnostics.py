@@ -20,10 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddprun import shared_text, step_parts
+from ddprun import shared_text, step_parts, step_profile
 from ddprun.code_frames import STARTS_RANKS, innermost_frame, is_of_program
 from ddprun.heartbeat import SIZE, HeartbeatRecord
 from ddprun.shared_text import SharedText
+from ddprun.step_profile import ProfileRequest
 
 DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
@@ -41,6 +42,7 @@ class Diagnostics:
         parts: where the time of the steps goes (``step_parts``).
         flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
         requests: an eventfd; the rank dumps its flight recorder at each write.
+        profile: the request of a profile, what the rank says to it, and the trace (``step_profile``).
     """
 
     heartbeat: int
@@ -50,16 +52,18 @@ class Diagnostics:
     flight: int
     trace: int
     requests: int
+    profile: int
 
     @classmethod
     def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
-        names = ("heartbeat", "progress", "parts", "stacks", "flight", "trace")
+        names = ("heartbeat", "progress", "parts", "stacks", "flight", "trace", "profile")
         files = {name: os.memfd_create(f"ddprun-{name}-{rank}") for name in names}
         diagnostics = cls(**files, requests=os.eventfd(0))
         os.ftruncate(diagnostics.heartbeat, SIZE)
         os.ftruncate(diagnostics.progress, shared_text.SIZE)
         os.ftruncate(diagnostics.parts, step_parts.SIZE)
+        os.ftruncate(diagnostics.profile, step_profile.SIZE)
         return diagnostics
 
     def memory(self) -> memoryview:
@@ -99,6 +103,19 @@ class Diagnostics:
         for descriptor in (self.stacks, self.flight, self.trace):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
+
+    def ask_for_profile(self, request: ProfileRequest) -> None:
+        """Ask the rank for a profile; the trace of an earlier one is deleted."""
+        os.ftruncate(self.profile, step_profile.SIZE)
+        request.write(self.profile)
+
+    def profile_report(self) -> dict[str, Any]:
+        """Return what the rank says of the newest profile; empty if it has said nothing."""
+        return step_profile.report(self.profile)
+
+    def profile_part(self, offset: int, size: int) -> bytes:
+        """Return a part of the compressed trace."""
+        return os.pread(self.profile, size, step_profile.TRACE_AT + offset)
 
     def close(self) -> None:
         for descriptor in astuple(self):

@@ -21,6 +21,7 @@ from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from ddprun.signals import StopFlag
 from ddprun.step_parts import StepParts
+from ddprun.step_profile import StepProfiler
 from ddprun.turns import Turn
 
 # The names of values in the progress report and in the rows of the metrics; other values keep theirs.
@@ -62,6 +63,7 @@ class _State:
     saved: bool = False  # a checkpoint was saved or reported after the stop
     checkpoints: dict[Path, ScriptCheckpoints] = field(default_factory=dict)  # by directory
     metrics: ScriptMetrics | None = None  # of the first directory that the script uses
+    profiler: StepProfiler | None = None
 
 
 _state = _State()
@@ -75,10 +77,11 @@ def begin(
     beats: Turn | None = None,
     reports: Turn | None = None,
     parts: StepParts | None = None,
+    profiler: StepProfiler | None = None,
 ) -> None:
     """Connect this process, a rank or a process that its script has started, with the launcher."""
     global _state  # noqa: PLW0603 - one process runs one script
-    _state = _State(progress, beats, reports, heartbeat, settings, parts=parts)
+    _state = _State(progress, beats, reports, heartbeat, settings, parts=parts, profiler=profiler)
 
 
 def stepped(optimizer: object, *_: object) -> None:
@@ -105,6 +108,17 @@ def stepped(optimizer: object, *_: object) -> None:
     else:
         state.optimizers, state.only = {own}, own
     state.quick_until = now + _INTERVAL if count_step() else 0.0
+    if state.quick_until and _is_profiled():
+        state.quick_until = 0.0
+
+
+def _is_profiled() -> bool:
+    """Return whether a profile of the next steps is asked for, or runs: then each step is looked at."""
+    return _state.profiler is not None and _state.profiler.turn(_step)
+
+
+def _step() -> int:
+    return _state.heartbeat.last.step if _state.is_reported else _state.steps
 
 
 def count_step() -> bool:

@@ -25,6 +25,7 @@ from ddprun.distributed.topology import bind, loopback_of
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import ProgressRecord
 from ddprun.settings import Settings
+from ddprun.step_profile import StepProfiler
 from ddprun.turns import BEATS, REPORTS, Turn
 
 _main_thread = threading.main_thread().ident  # asked at each batch; ``threading`` takes 3 µs for it
@@ -73,7 +74,8 @@ def connect(
     progress = ProgressRecord(world_size, diagnostics.progress_text())
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
     parts = step_parts.StepParts(diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write)
-    script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports, parts=parts)
+    profiler = StepProfiler(diagnostics.profile)
+    script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports, parts=parts, profiler=profiler)
     after_import(_OPTIMIZERS, _count_steps)
     step_parts.measure(parts, after_import)
     after_import(_DATA, lambda module: _time_data(module, heartbeat))

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pydantic import ConfigDict, Field
 
@@ -73,8 +74,8 @@ class RankState(WireModel):
     """Resident memory of the process and of all that it has started; memory that they share counts in each."""
 
 
-class RankTable(WireModel):
-    """The ranks of a job."""
+class OfAllRanks(WireModel):
+    """What is read of all ranks of a job."""
 
     job: str
     """Name of the job."""
@@ -86,6 +87,11 @@ class RankTable(WireModel):
     """Number of the attempt."""
     world_size: int
     """Number of ranks of the job."""
+
+
+class RankTable(OfAllRanks):
+    """The ranks of a job."""
+
     missing_nodes: list[int] = Field(default_factory=list)
     """node_ranks of which nothing is known: their launcher is not connected, or is of an earlier release."""
     omitted_ranks: int = 0
@@ -102,13 +108,34 @@ def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
     """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
     head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
     head |= {"stall": job.status.stall, "slow": job.status.slow}
-    try:
+    with expected(job.name, "GET /ranks"):
         return RankTable.model_validate({**json.loads(answer), **head})
-    except (ValueError, TypeError, RecursionError) as error:  # ValidationError is a ValueError
+
+
+def parsed_answer(job: str, answer: bytes) -> Json:
+    """Return the JSON object that a launcher has answered.
+
+    Raises:
+        UnavailableError: it is none, or the launcher refuses the request.
+    """
+    with expected(job):
+        found = dict(json.loads(answer))
+        refused = tuple(map(str, found.get("refused", ())))
+    if refused:
+        raise UnavailableError(f"the launcher of {job} refuses: {refused[0]}", *refused[1:3])
+    return found
+
+
+@contextmanager
+def expected(job: str, request: str = "a look inside") -> Iterator[None]:
+    """Turn the errors of an answer that another program has sent into ``UnavailableError``."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # ValidationError is a ValueError
         raise UnavailableError(
-            f"node 0 of {job.name} answers GET /ranks with something else than ranks",
+            f"node 0 of {job} answers {request} with something else than ranks",
             "another program listens on the job's progress port",
-            f"ddpjob logs {job.name} --node 0",
+            f"ddpjob logs {job} --node 0",
         ) from error
 
 
@@ -124,7 +151,7 @@ def require_running(job: DDPJob) -> int:
     return current.number
 
 
-def no_ranks(job: DDPJob, why: str) -> DDPJobError:
+def no_ranks(job: DDPJob, why: str, request: str = "GET /ranks") -> DDPJobError:
     """Return the error of a job whose node 0 has no launcher that knows the ranks."""
     from ddpjob.engine.desired import Job
     from ddpjob.engine.mistakes import trainer_command
@@ -137,7 +164,7 @@ def no_ranks(job: DDPJob, why: str) -> DDPJobError:
             "set launcher: Injected in the spec, or command: [ddprun, train.py] (docs/tasks/scripts.md)",
         )
     return UnavailableError(
-        f"node 0 of {job.name} does not answer GET /ranks: {why}",
+        f"node 0 of {job.name} does not answer {request}: {why}",
         "it starts or ends, or its program is started by another launcher or another release than ddprun of this one",
         f"ddpjob why {job.name}; or set launcher: Injected in the spec (docs/tasks/scripts.md)",
     )

@@ -36,7 +36,7 @@ from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
 from ddprun.step_parts import StepSums
 
-VERSION = 2  # of all messages; raise it with each change: launchers of another version prove nothing to each other
+VERSION = 3  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
@@ -198,13 +198,14 @@ class Peers:
 
     Attributes:
         node: this one.
-        is_asked: this node is to ``give`` its findings.
+        is_asked: this node is to ``give`` its findings. is_look: a client wants them, and no stall is the reason.
         stalled: the nodes that say that they are stalled; of another node than 0, at most itself.
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
         is_asked_for_ranks: node 0 wants the rows of this node's ranks.
         rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows.
         steps: of node 0: what ranks of other nodes have recorded of their steps, until the reader takes it.
+        looks: (node, message) of ``look_inside``, until the reader takes them.
         left: of node 0: nodes whose connection has ended, until the reader takes them.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
@@ -227,11 +228,12 @@ class Peers:
         self._waits, self._deadline = False, 0.0  # for node 0, until
         self._missing: set[int] = set()  # nodes that are to answer
         self._findings: dict[int, NodeFindings] = {}
-        self.node, self.is_asked = ranks.node_rank, False
+        self.node, self.is_asked, self.is_look = ranks.node_rank, False, False
         self.stalled: set[int] = set()
         self.said, self.is_over, self.is_asked_for_ranks = "", False, False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
         self.steps: list[tuple[int, list[StepSums]]] = []
+        self.looks: list[tuple[int, Json]] = []
         self.left: list[int] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
@@ -333,12 +335,18 @@ class Peers:
             return None
         return replace(begun, node=self.node, secret=secret, drawn=drawn)
 
-    def ask(self) -> None:
+    def look(self, message: Json, node: int | None = None) -> None:
+        """Send a message of ``look_inside`` to a node; to all that are connected without one."""
+        for connected, connection in self._nodes.items():
+            if node in (None, connected):
+                connection.send({"look": message})
+
+    def ask(self, *, is_look: bool = False) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
         if self.is_leader:
-            self._begin()
+            self._begin(is_look=is_look)
         else:
-            self._waits, self._deadline = True, time.monotonic() + ANSWER
+            self._waits, self._deadline, self.is_look = True, time.monotonic() + ANSWER, is_look
             self._send({"ask": True})
 
     def give(self, findings: NodeFindings) -> None:
@@ -393,13 +401,13 @@ class Peers:
         }
         self._send({"steps": sums})
 
-    def _begin(self) -> None:
+    def _begin(self, *, is_look: bool = False) -> None:
         if self._missing or self.is_asked:
             return  # an inspection is under way
         self._findings, self._missing = {}, set(self._nodes)
         self._deadline = time.monotonic() + ANSWER
-        self.is_asked = True
-        self._send({"inspect": True})
+        self.is_asked, self.is_look = True, is_look
+        self._send({"inspect": "look" if is_look else "stall"})
 
     def _take(self, connection: _Connection, message: Json) -> None:
         if connection in self._proving:
@@ -407,19 +415,23 @@ class Peers:
             return
         if connection.closed and connection not in self._nodes.values():
             return
+        node = next(node for node, known in self._nodes.items() if known is connection)
         if "life" in message:
-            node = next(node for node, known in self._nodes.items() if known is connection)
             self.life_events.append(Received(from_json(message["life"]), node))
-            return
-        if not self.is_leader:
-            self.is_asked |= "inspect" in message
+        elif "look" in message:
+            self.looks.append((node, dict(message["look"])))
+        elif self.is_leader:
+            self._take_of_node(node, message)
+        else:
+            if "inspect" in message:
+                self.is_asked, self.is_look = True, message["inspect"] == "look"
             self.is_over |= "over" in message
             self.is_asked_for_ranks |= "ranks" in message
             if "settled" in message:
                 self._waits, self.is_over = False, False
                 self.said = str(message["settled"])
-            return
-        node = next(node for node, known in self._nodes.items() if known is connection)
+
+    def _take_of_node(self, node: int, message: Json) -> None:
         if "ask" in message:
             self._begin()
         if "stalled" in message:

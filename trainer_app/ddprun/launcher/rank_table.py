@@ -112,6 +112,10 @@ class NodeRanks:
         elif before is not None:
             launcher_line(f"rank {before.rank} is not slow any more")
 
+    def steps_per_second(self) -> float:
+        """Return the speed of the quickest rank of this node; 0 if it is not known."""
+        return max((pace.per_second or 0.0 for pace in self._paces.values()), default=0.0)
+
     def answer(self) -> Json:
         """Of node 0: return the table, and ask the other nodes for theirs."""
         if (now := time.monotonic()) >= self._next_question:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ddprun.distributed.topology import Ranks, loopback_of
 from ddprun.launcher.agreement import Agreement
+from ddprun.launcher.look_inside import LookInside
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import launcher_line
@@ -28,6 +29,7 @@ class Services:
     progress: NodeProgress
     peers: Peers
     table: NodeRanks
+    look: LookInside
     agreement: Agreement
     port: ProgressPort | None
     trainer_port: TrainerPort | None = None
@@ -43,13 +45,14 @@ class Services:
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number, token)
         table = NodeRanks(ranks, peers, progress)
+        look = LookInside(ranks, peers, table.steps_per_second)
         agreement = Agreement(ranks, peers, grant, progress, gpus=visible_gpus() > 0)
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
                 port = ProgressPort(
                     number, lambda: progress.snapshot() | agreement.reports(), peers.takes,
-                    ranks=table.answer, host=loopback_of(ranks.master_addr),
+                    ranks=table.answer, look=look.answer, host=loopback_of(ranks.master_addr),
                 )  # fmt: skip
             except (OSError, OverflowError) as error:
                 launcher_line(f"warning: no progress on port {number}: {error}")
@@ -58,7 +61,7 @@ class Services:
                     trainer_port = TrainerPort(progress.take)
                 except OSError as error:
                     launcher_line(f"warning: no port for the reports of the script: {error}")
-        return cls(progress, peers, table, agreement, port, trainer_port)
+        return cls(progress, peers, table, look, agreement, port, trainer_port)
 
     def begin(self, life: int) -> None:
         """Set the variables for the ranks of this life."""
