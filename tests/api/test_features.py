@@ -67,7 +67,7 @@ restartedAt: "2026-03-01T12:00:00Z"
 managedBy: ddpjob.dev/operator
 checkpoint: {claimName: k, claimRetention: Retain, mountPath: /c, subPath: p, fenced: true}
 data: {claimName: d, mountPath: /d}
-scheduling: {schedulingPolicy: {basic: {}}, partialGangSeconds: 30}
+scheduling: {schedulingPolicy: {basic: {}}, partialGangSeconds: 30, avoidSlowNodes: true}
 """)
 CLAIM = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
 # What else a spec may have in place of a part of WHOLE, and other values of what a spec must have.

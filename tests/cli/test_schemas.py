@@ -37,7 +37,7 @@ COMMANDS = {
 }
 WITH_FILES = ("train.py", "--image", "torch:1", "--dry-run", "client")
 SUBMISSIONS = (("tiny.yaml", "--name", "other", "--local"), ("tiny.yaml", "--dry-run", "client"), WITH_FILES)
-WHILE_IT_RUNS = ("run", "top")
+WHILE_IT_RUNS = ("run", "top", "stacks", "profile")
 
 
 def misfits(verb: str, text: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_what_each_command_prints_has_its_schema(ddpjob: Program) -> None:
     with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
         ddpjob.until_log("tiny", "saved")
         ranks = eventually("the ranks are shown", lambda: ddpjob("top", "tiny", "-o", "json").out)
-        found = misfits("top", ranks)
+        found = misfits("top", ranks) + misfits("stacks", ddpjob("stacks", "tiny", "-o", "json").out)
         waited = ddpjob("wait", "tiny", "--for", "running", "--timeout", "300")
         assert (waited.code, waited.out) == (0, "tiny is Running (this machine)\n")
         (ddpjob.folder / "go").touch()

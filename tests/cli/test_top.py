@@ -79,6 +79,30 @@ def test_the_rank_of_a_hang_is_abnormal_and_named_as_in_the_card() -> None:
     assert seen.wire()["stall"] == stall
 
 
+def test_the_parts_of_a_step_are_columns_and_the_part_of_the_slow_rank_is_abnormal() -> None:
+    usual = dict.fromkeys(("data", "forward", "communication", "optimizer", "script", "collection"), 0.001)
+    usual |= {"backward": 0.002, "wait": 0.02, "throttled": 0.0, "queue": 0.0}
+    slow = {"since": "2026-01-01T00:00:00Z", "rank": 1, "part": "backward", "seconds": "0.019", "stepSeconds": "0.2"}
+    job = DDPJob.from_manifest(
+        {"metadata": {"name": "big", "namespace": "default"}, "spec": {}, "status": {"attempt": 1, "slow": slow}}
+    )
+    ranks = [
+        a_rank(0, parts=usual),
+        a_rank(1, parts=usual | {"backward": 0.021, "wait": 0.001}),
+        a_rank(2),
+    ]
+    seen = rank_table(job, "here", json.dumps({"worldSize": 3, "ranks": [rank.wire() for rank in ranks]}).encode())
+    rows = texts(ranks_table(seen))
+    assert [row[0] for row in rows] == ["n0r0", "[n0r1]", "n1r2"]
+    assert [row[5:11] for row in rows] == [
+        ["1.0 ms", "2.0 ms", "1.0 ms", "1.0 ms", "1.0 ms", "20.0 ms"],
+        ["1.0 ms", "[21.0 ms]", "1.0 ms", "1.0 ms", "1.0 ms", "1.0 ms"],
+        ["-"] * 6,
+    ]
+    text = "the others wait 0.019 s of each step of 0.2 s for rank 1: backward"
+    assert [fact.text for fact in facts_of(job, datetime.now(UTC))] == [text]
+
+
 def test_the_headline_names_what_is_missing() -> None:
     ranks = [a_rank(0), a_rank(1, step=99, step_seconds=0.3), a_rank(2, step_seconds=1.5)]
     seen = a_table(ranks, attempt=2, world_size=8, missing_nodes=[1, 3], omitted_ranks=1)
@@ -95,7 +119,8 @@ def test_what_torchrun_lacks_is_said_in_three_lines(ddpjob: Program) -> None:
     job["spec"]["command"] = [str(ddpjob.folder / "torchrun"), "train.py"]
     with ddpjob.started("run", ddpjob.write(job), "-o", "json"):
         ddpjob.until_log("plain", "up")
-        done = ddpjob("top", "plain")
-    lines = done.err.splitlines()
-    assert done.code == 1 and [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "]
-    assert "runs under torchrun" in lines[0] and "launcher: Injected" in lines[2]
+        for verb in ("top", "stacks", "profile"):
+            done = ddpjob(verb, "plain")
+            lines = done.err.splitlines()
+            assert done.code == 1 and [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "]
+            assert "runs under torchrun" in lines[0] and "launcher: Injected" in lines[2]

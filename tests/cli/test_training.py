@@ -123,14 +123,17 @@ OF_A_FINISHED_JOB = (
     *("get", "why", "logs", "describe", "wait", "checkpoints", "pull", "plot", "report", "bundle"),
     "delete",
 )
-OF_A_RUNNING_JOB = ("top", "restart", "suspend", "resume")
+OF_A_RUNNING_JOB = ("top", "stacks", "profile", "restart", "suspend", "resume")
 OF_A_CLUSTER = ("submit",)  # run here with --dry-run=client
 
 STEPS = """
 import time
-import ddprun
-for step in range(1, 1_000_000):
-    ddprun.report(step=step)
+import torch
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], 0.1)
+while True:
+    weight.grad = torch.ones(1)
+    optimizer.step()
     time.sleep(0.05)
 """
 
@@ -188,8 +191,10 @@ def test_examples_of_the_help_about_a_running_job_work(reader: Program) -> None:
     (reader.folder / "train.py").write_text(STEPS)
     job = shell_job("mnist-cpu", "exec ddprun train.py", numNodes=1, nprocPerNode=1)
     assert reader("submit", reader.write(job), "--local").code == 0
-    top, *others = OF_A_RUNNING_JOB
-    eventually("a rank runs", lambda: reader(*example(reader, top)).code == 0, timeout=120)
+    top, stacks, profile, *others = OF_A_RUNNING_JOB
+    for verb in (top, stacks, profile):
+        command = example(reader, verb)
+        eventually(f"{verb} shows a rank", lambda words=command: reader(*words).code == 0, timeout=120)  # type: ignore[misc]
     for verb in others:
         assert works(reader, verb).out, verb
         if verb == "suspend":

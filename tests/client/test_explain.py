@@ -25,6 +25,7 @@ from ddpjob.local import admission as local
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, running
 from tests.client.situations import deployment, refuse, unschedulable, waits_for
 from tests.engine.test_plain_scripts import VALUE_ERROR, log
+from tests.engine.test_slow_nodes import NODES, TEN_MINUTES, place, slow_attempt, train, world_of
 from tests.json_schema import faults
 from tests.local.builders import OF_A_CLUSTER_ALONE
 
@@ -434,3 +435,46 @@ def test_old_failures_do_not_hide_that_the_job_runs() -> None:
     found = why(world)
     assert (found.stage, found.attempt) == ("Running", 2)
     assert found.evidence[-1].field == "status.failures[0].message"
+
+
+def test_slow_rank_is_explained_by_what_earlier_attempts_show_of_its_node() -> None:
+    plain = world_of(scheduling={})
+    place(plain, *NODES)
+    train(plain, 60, 5)
+    assert "with scheduling.avoidSlowNodes" in (why(plain).hint or "")
+    world = world_of()
+    place(world, *NODES)
+    train(world, 60, 5)
+    found = why(world)
+    assert (found.reason, found.rank, found.node_name) == ("TrainingSlow", 5, "c")
+    assert "avoidSlowNodes" not in (found.hint or "")
+    slow_attempt(world, *NODES)
+    place(world, *NODES)
+    train(world, 60, 1, "data")
+    assert "attempt 1" not in why(world).sentence, "it says nothing about a rank that waits for data"
+    train(world, TEN_MINUTES, 5)
+    found = why(world)
+    assert found.sentence.endswith("; the node was slow in attempt 1, too")
+    assert "status.slowNodes" in {each.field for each in found.evidence}
+    world.fail(0, 1)
+    world.run_next_attempt()
+    place(world, *NODES)
+    train(world, 30, None)
+    assert why(world).sentence.endswith("; it prefers other Kubernetes nodes than c, which was slow in attempts 1, 2")
+    place(world, "a", "b", "e", "d")
+    train(world, 60, 5)
+    found = why(world)
+    assert found.sentence.endswith("; it was slow on c, too") and "wherever it runs" in (found.hint or "")
+
+
+def test_throttled_rank_is_explained_with_the_numbers_of_its_container() -> None:
+    for resources, end in (({"limits": {"cpu": "1500m"}}, "it is 1500m"), ({}, "fewer workers of the DataLoader")):
+        world = world_of(resources=resources)
+        place(world, *NODES)
+        slow = {"rank": 5, "part": "throttled", "seconds": 0.02, "stepSeconds": 0.05, "throttled": 0.4123}
+        world.report({"schema": 3, "phase": "train", "step": 7, "slow": slow})
+        found = why(world)
+        assert "rank 5 (Kubernetes node c): throttled, for 0.412 s of each second" in found.sentence
+        assert "spec.resources.limits.cpu" in (found.next or "") and (found.next or "").endswith(end)
+        limits = [each.value for each in found.evidence if each.field.endswith("limits.cpu")]
+        assert limits == [*resources.get("limits", {}).values()]

@@ -43,12 +43,23 @@ def run_job(world: ClusterWorld, port: int, command: list[str]) -> DDPJob:
     return made
 
 
+paths = {"/ranks"}
+"""What is answered; a job adds its own."""
+
+
 class Launcher(BaseHTTPRequestHandler):
     """Answers as the launcher of node 0."""
 
     def do_GET(self) -> None:
         rank = {"rank": 0, "node": 0, "step": 7, "phase": "train", "collective": "", "age_seconds": 0.1}
-        body = json.dumps({"world_size": 1, "ranks": [rank]}).encode() if self.path == "/ranks" else b""
+        stacks = {"quiet": 0.5, "stopped": False, "answered": True, "where": "train.py:9", "stacks": "…"}
+        self.says({"world_size": 1, "number": 1, "ranks": [rank | (stacks if "stacks" in self.path else {})]})
+
+    def do_POST(self) -> None:
+        self.says({"number": 1})
+
+    def says(self, answer: Json) -> None:
+        body = json.dumps(answer).encode() if self.path in paths else b""
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -58,16 +69,22 @@ class Launcher(BaseHTTPRequestHandler):
 def test_the_ranks_come_through_the_api_server_with_the_rights_of_edit_and_not_of_view(world: ClusterWorld) -> None:
     with ThreadingHTTPServer((own_address(), 0), Launcher) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        run_job(world, server.server_port, ["ddprun", "train.py"])
+        job = run_job(world, server.server_port, ["ddprun", "train.py"])
+        paths.add(f"/jobs/{job.uid}/stacks")
         with world.user(READS_JOBS, roles=["system:aggregate-to-edit"]) as editor:
             seen = editor.ranks("mnist")
             assert ([(rank.rank, rank.step) for rank in seen.ranks], seen.attempt, seen.world_size) == ([(0, 7)], 1, 1)
             assert seen.place == editor.place
+            [group] = editor.stacks("mnist").groups
+            assert (group[0].does, group[0].where) == ("works in phase train", "train.py:9")
         with world.user(READS_JOBS, roles=["system:aggregate-to-view"]) as viewer:
             assert viewer.get("mnist").state == "Running"
             with pytest.raises(NotAllowedError, match="pods/proxy") as refused:
                 viewer.ranks("mnist")
+            with pytest.raises(NotAllowedError) as too:
+                viewer.stacks("mnist")
         assert "the right to get pods/proxy, which the role edit" in refused.value.hint
+        assert "the right to create pods/proxy, which the role edit" in too.value.hint
         server.shutdown()
 
 

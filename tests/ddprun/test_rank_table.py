@@ -10,6 +10,7 @@ import time
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
+from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.rank_table import MOST_RANKS, NodeRanks, _Pace
 from ddprun.reporting.http_port import ProgressPort
@@ -24,14 +25,14 @@ ROW = {
 def a_table(nodes: int) -> tuple[NodeRanks, Peers]:
     ranks = Ranks(nnodes=nodes, nproc_per_node=8, world_size=8 * nodes)
     peers = Peers(ranks, None)
-    return NodeRanks(ranks, peers), peers
+    return NodeRanks(ranks, peers, NodeProgress(ranks.world_size)), peers
 
 
 def test_rows_of_other_nodes_grow_older() -> None:
     table, peers = a_table(3)
     peers.rank_rows[1] = (time.monotonic() - 10, [ROW])
     answer = table.answer()
-    assert answer["ranks"][0] == ROW | {"node": 1, "ageSeconds": answer["ranks"][0]["ageSeconds"]}
+    assert answer["ranks"][0] == ROW | {"node": 1, "parts": None, "ageSeconds": answer["ranks"][0]["ageSeconds"]}
     assert 10.5 <= answer["ranks"][0]["ageSeconds"] < 15
     assert (answer["schema"], answer["worldSize"], answer["missingNodes"]) == (1, 24, [0, 2])
 

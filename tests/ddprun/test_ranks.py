@@ -24,7 +24,7 @@ from ddprun.distributed.topology import (
 from ddprun.errors import RanksError, TrainerError
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.program import RankProcess
-from ddprun.resources import available_cpus, oom_kills, threads_per_rank
+from ddprun.resources import available_cpus, oom_kills, threads_per_rank, throttled_seconds
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.device import (
@@ -190,6 +190,25 @@ def test_oom_kills_are_counted_from_the_cgroup(tmp_path: Path, files: dict[str, 
     assert oom_kills(tmp_path) == kills
 
 
+@pytest.mark.parametrize(
+    ("files", "seconds"),
+    [
+        (
+            {"proc/self/cgroup": "0::/pod/c", "sys/fs/cgroup/pod/cpu.stat": "nr_throttled 3\nthrottled_usec 1500000"},
+            1.5,
+        ),
+        ({"proc/self/cgroup": "1:cpu:/", "sys/fs/cgroup/cpu/cpu.stat": "nr_periods 9\nthrottled_time 2500000000"}, 2.5),
+        ({"sys/fs/cgroup/cpu.stat": "usage_usec 7\nthrottled_usec"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_throttled_time_is_read_from_the_cgroup(tmp_path: Path, files: dict[str, str], seconds: float) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert throttled_seconds(tmp_path) == seconds
+
+
 def test_ranks_share_the_cpus_unless_omp_num_threads_is_set() -> None:
     assert threads_per_rank(1000, {}) == 1
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "5"}) == 5
@@ -224,7 +243,7 @@ def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatc
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     monkeypatch.setattr(StopFlag, "installed", StopFlag)  # this process keeps its handlers
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
-        TrainerProgram(Config()).run(RankProcess(Ranks(), Diagnostics(*[-1] * 6), -1))
+        TrainerProgram(Config()).run(RankProcess(Ranks(), Diagnostics(*[-1] * 8), -1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

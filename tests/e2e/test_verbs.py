@@ -122,7 +122,9 @@ def commands(trial: Trial) -> None:
         while_it_runs(trial.name, editor)
         with_the_volume(trial.name, editor)
         drawn(trial.name, editor)
+        inside(trial.name, editor)
         viewer.is_refused("top", trial.name)
+        viewer.is_refused("stacks", trial.name)
         with editor.follows(trial.name) as logs:
             stop_and_start(trial, editor, viewer, logs)
         editor("delete", trial.name)
@@ -200,6 +202,17 @@ def with_the_volume(name: str, user: User) -> None:
     file = user.read("pull", name, "--to", "copy")["files"][0]
     assert (user.folder / "copy" / file["path"]).stat().st_size == file["bytes"]
     user("pull", name, "--to", "copy", "--metrics")
+
+
+def inside(name: str, user: User) -> None:
+    """Look inside the ranks of both nodes through the API server."""
+    stacks = user.read("stacks", name)
+    assert [(row["rank"], row["answered"], bool(row["where"])) for row in stacks["ranks"]] == [
+        (0, True, True), (1, True, True),
+    ]  # fmt: skip
+    profile = user.read("profile", name, "--steps", "3", "--to", "trace.json.gz")
+    assert [(row["state"], row["steps"]) for row in profile["ranks"]] == [("done", 3)] * 2, profile
+    assert (user.folder / "trace.json.gz").stat().st_size > 0 and profile["waits"]
 
 
 def drawn(name: str, user: User) -> None:

@@ -152,6 +152,29 @@ def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
     assert not world.status.get("failures")
 
 
+def test_a_slow_rank_is_shown_until_the_launcher_withdraws_it_and_written_once() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 30}
+    world.report(report)
+    slow = {"rank": 5, "node": 1, "part": "data", "seconds": 0.0197, "stepSeconds": 0.029, "message": "slow: rank 5"}
+    world.progress = (report | {"slow": slow}, "mnist-0a1b2-1-0")
+    made = world.reconcile()
+    found = world.status["slow"]
+    assert found == {"since": found["since"], "rank": 5, "part": "data", "seconds": "0.0197", "stepSeconds": "0.029"}
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", "TrainingSlow")
+    assert "but slow: rank 5: use more workers" in running["message"]
+    assert [(note.type, note.reason) for note in made.events] == [("Warning", "TrainingSlow")]
+    world.forward(30)
+    world.progress = (report | {"slow": slow | {"seconds": 0.02}}, "mnist-0a1b2-1-0")
+    assert is_idle(world.reconcile()), "times that change a little are not written"
+    world.report(report | {"step": 31, "slow": slow | {"part": "a part of a later release"}})
+    assert world.status["slow"]["since"] > found["since"]
+    world.report(report | {"step": 32, "slow": None})
+    assert "slow" not in world.status
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+
+
 def test_pause_is_written_when_it_is_reported_and_when_it_ends_and_not_while_it_lasts() -> None:
     world = a_running_world(a_job())
     report = {"schema": 3, "phase": "train", "step": 30, "ageSeconds": 0.5, "pause": None}

@@ -48,7 +48,8 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
   other node fits for {UNSCHEDULABLE_SECONDS} s in which no pod of an earlier attempt uses one. If the scheduler says
   that other nodes are only full ("No preemption victims found"; before Kubernetes 1.32 also of nodes that are too
   small), the job waits until the time has passed. Then the same failure to start, or of a GPU, on the same node does
-  not count.
+  not count. With `scheduling.avoidSlowNodes`, other nodes are preferred to
+  [slow ones](../tasks/scripts.md#slow-ranks).
 
 A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet. The usual
 cause and the next step are in `status.failures` and in `ddpjob why`. For an exception, a signal or a start that failed

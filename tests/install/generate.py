@@ -24,7 +24,9 @@ from ddpjob.client.bundle.archive import Manifest
 from ddpjob.client.checkup import Checkup
 from ddpjob.client.crd import as_yaml
 from ddpjob.client.log_lines import PrintedLine
+from ddpjob.client.profile import Profile
 from ddpjob.client.ranks import RankTable
+from ddpjob.client.stacks import StackTable
 from ddpjob.client.timeline import Description
 from ddpjob.client.validation import Validation
 from ddpjob.client.verdict.explanation import Explanation
@@ -60,6 +62,8 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "checkpoints": VolumeContents,
     "pull": Pulled,
     "top": RankTable,
+    "stacks": StackTable,
+    "profile": Profile,
     "logs": PrintedLine,
 }
 """What commands print with ``-o json``, by the name of the command."""

@@ -20,10 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddprun import shared_text
+from ddprun import shared_text, step_parts, step_profile
 from ddprun.code_frames import STARTS_RANKS, innermost_frame, is_of_program
 from ddprun.heartbeat import SIZE, HeartbeatRecord
 from ddprun.shared_text import SharedText
+from ddprun.step_profile import ProfileRequest
 
 DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
@@ -38,25 +39,31 @@ class Diagnostics:
 
     Attributes:
         progress: the newest progress report.
+        parts: where the time of the steps goes (``step_parts``).
         flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
         requests: an eventfd; the rank dumps its flight recorder at each write.
+        profile: the request of a profile, what the rank says to it, and the trace (``step_profile``).
     """
 
     heartbeat: int
     progress: int
+    parts: int
     stacks: int
     flight: int
     trace: int
     requests: int
+    profile: int
 
     @classmethod
     def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
-        names = ("heartbeat", "progress", "stacks", "flight", "trace")
+        names = ("heartbeat", "progress", "parts", "stacks", "flight", "trace", "profile")
         files = {name: os.memfd_create(f"ddprun-{name}-{rank}") for name in names}
         diagnostics = cls(**files, requests=os.eventfd(0))
         os.ftruncate(diagnostics.heartbeat, SIZE)
         os.ftruncate(diagnostics.progress, shared_text.SIZE)
+        os.ftruncate(diagnostics.parts, step_parts.SIZE)
+        os.ftruncate(diagnostics.profile, step_profile.SIZE)
         return diagnostics
 
     def memory(self) -> memoryview:
@@ -69,6 +76,14 @@ class Diagnostics:
     def progress_text(self) -> SharedText:
         """Return the place of the progress report, for the rank that writes it."""
         return SharedText(memoryview(mmap.mmap(self.progress, shared_text.SIZE)))
+
+    def parts_memory(self) -> memoryview:
+        """Map the memory of ``step_parts``, for the rank that writes it."""
+        return memoryview(mmap.mmap(self.parts, step_parts.SIZE))
+
+    def step_sums(self) -> list[step_parts.StepSums]:
+        """Return the recorded sums of the rank's steps, the newest last."""
+        return step_parts.read(os.pread(self.parts, step_parts.SIZE, 0))
 
     def last_progress(self) -> str:
         """Return the newest progress report as ``ProgressRecord`` wrote it; empty for none."""
@@ -88,6 +103,19 @@ class Diagnostics:
         for descriptor in (self.stacks, self.flight, self.trace):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
+
+    def ask_for_profile(self, request: ProfileRequest) -> None:
+        """Ask the rank for a profile; the trace of an earlier one is deleted."""
+        os.ftruncate(self.profile, step_profile.SIZE)
+        request.write(self.profile)
+
+    def profile_report(self) -> dict[str, Any]:
+        """Return what the rank says of the newest profile; empty if it has said nothing."""
+        return step_profile.report(self.profile)
+
+    def profile_part(self, offset: int, size: int) -> bytes:
+        """Return a part of the compressed trace."""
+        return os.pread(self.profile, size, step_profile.TRACE_AT + offset)
 
     def close(self) -> None:
         for descriptor in astuple(self):

@@ -113,6 +113,11 @@ class Heartbeat:
         """The newest record; safe to read from another thread."""
         return HeartbeatRecord.unpack(self._memory)
 
+    @property
+    def waited(self) -> float:
+        """Seconds of waiting for data in all, also those that are not in the record yet."""
+        return self._waited[0] + self.data_wait
+
     def mark(self, phase: str, step: int | None = None, *, limit: float = 0.0) -> None:
         """Record that the rank begins ``phase``, and ``step`` (counting from 1) if the phase has one.
 

@@ -31,6 +31,22 @@ from ddprun.reporting.termination import Report
 from ddprun.self_watchdog import SelfWatchdog
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, StopFlag
+from ddprun.step_profile import StepProfiler
+
+
+def _profiled(profiler: StepProfiler, fault: Callable[[str, int], None] | None) -> Callable[[str, int], None]:
+    """Return what takes note of each mark, of a new step for profiles: the optimizer may be none of torch.optim."""
+    last = 0
+
+    def mark(place: str, step: int) -> None:
+        nonlocal last
+        if step != last:
+            last = step
+            profiler.turn(lambda: step)
+        if fault:
+            fault(place, step)
+
+    return mark
 
 
 class RankRun:
@@ -53,7 +69,8 @@ class RankRun:
         self.console = Console(ranks.rank)
         self.progress = ProgressRecord(ranks.world_size, diagnostics.progress_text() if diagnostics else None, own=own)
         self.fault = fault_injection.planned(settings, ranks.rank, os.environ)
-        self.heartbeat = Heartbeat(diagnostics.memory() if diagnostics else None, self.fault)
+        on_mark = _profiled(StepProfiler(diagnostics.profile), self.fault) if diagnostics else self.fault
+        self.heartbeat = Heartbeat(diagnostics.memory() if diagnostics else None, on_mark)
         self.timeout = DEFAULT_TIMEOUT
         self._group: Group | None = None
 

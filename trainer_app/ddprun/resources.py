@@ -86,6 +86,17 @@ def oom_kills(root: Path = Path("/")) -> int:
     return total
 
 
+def throttled_seconds(root: Path = Path("/")) -> float:
+    """Return for how long the CPU limits of this process's cgroups have stopped its threads; 0 without a limit."""
+    longest = 0.0
+    for directory in _directories("cpu", root):
+        with contextlib.suppress(OSError, ValueError):
+            fields = dict(line.split() for line in (directory / "cpu.stat").read_text().splitlines())
+            v2, v1 = int(fields.get("throttled_usec", 0)) / 1e6, int(fields.get("throttled_time", 0)) / 1e9
+            longest = max(longest, v2, v1)
+    return longest
+
+
 def _directories(controller: str, root: Path) -> Iterator[Path]:
     """Yield this process's cgroup (v2 and v1) and all above it: the container or the pod may hold the limit."""
     base = root / "sys/fs/cgroup"

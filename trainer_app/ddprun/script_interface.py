@@ -20,6 +20,8 @@ from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from ddprun.signals import StopFlag
+from ddprun.step_parts import StepParts
+from ddprun.step_profile import StepProfiler
 from ddprun.turns import Turn
 
 # The names of values in the progress report and in the rows of the metrics; other values keep theirs.
@@ -40,6 +42,7 @@ class _State:
         optimizers: the ids of those that have stepped since a step was counted last.
         only: the id of the optimizer if that is one; 0 if they are several or none.
         is_reported: the script reports its steps itself. is_each: it has reported the step after the one before.
+        parts: measures the steps.
         quick_until: the steps before this time (CLOCK_MONOTONIC) are heartbeats only; 0 if the next is more than that.
     """
 
@@ -52,6 +55,7 @@ class _State:
     optimizers: set[int] = field(default_factory=set)
     only: int = 0
     quick_until: float = 0.0
+    parts: StepParts | None = None
     is_reported: bool = False
     is_each: bool = False
     flag: StopFlag | None = None
@@ -59,6 +63,7 @@ class _State:
     saved: bool = False  # a checkpoint was saved or reported after the stop
     checkpoints: dict[Path, ScriptCheckpoints] = field(default_factory=dict)  # by directory
     metrics: ScriptMetrics | None = None  # of the first directory that the script uses
+    profiler: StepProfiler | None = None
 
 
 _state = _State()
@@ -71,10 +76,12 @@ def begin(
     *,
     beats: Turn | None = None,
     reports: Turn | None = None,
+    parts: StepParts | None = None,
+    profiler: StepProfiler | None = None,
 ) -> None:
     """Connect this process, a rank or a process that its script has started, with the launcher."""
     global _state  # noqa: PLW0603 - one process runs one script
-    _state = _State(progress, beats, reports, heartbeat, settings)
+    _state = _State(progress, beats, reports, heartbeat, settings, parts=parts, profiler=profiler)
 
 
 def stepped(optimizer: object, *_: object) -> None:
@@ -84,6 +91,10 @@ def stepped(optimizer: object, *_: object) -> None:
     them. So steps of less than ``_INTERVAL`` are not all reported; each is a heartbeat.
     """
     state, now, own = _state, time.monotonic(), id(optimizer)
+    if (parts := state.parts) is not None:
+        parts.due -= 1
+        if parts.due <= 0:
+            parts.look(now)
     if own == state.only:
         step = None if state.is_reported else state.steps + 1
         if now < state.quick_until and state.heartbeat.count(step, now):
@@ -97,6 +108,17 @@ def stepped(optimizer: object, *_: object) -> None:
     else:
         state.optimizers, state.only = {own}, own
     state.quick_until = now + _INTERVAL if count_step() else 0.0
+    if state.quick_until and _is_profiled():
+        state.quick_until = 0.0
+
+
+def _is_profiled() -> bool:
+    """Return whether a profile of the next steps is asked for, or runs: then each step is looked at."""
+    return _state.profiler is not None and _state.profiler.turn(_step)
+
+
+def _step() -> int:
+    return _state.heartbeat.last.step if _state.is_reported else _state.steps
 
 
 def count_step() -> bool:

@@ -19,12 +19,13 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from ddprun import script_interface
+from ddprun import script_interface, step_parts
 from ddprun.diagnostics import Diagnostics, dump_stacks_on_signal
 from ddprun.distributed.topology import bind, loopback_of
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import ProgressRecord
 from ddprun.settings import Settings
+from ddprun.step_profile import StepProfiler
 from ddprun.turns import BEATS, REPORTS, Turn
 
 _main_thread = threading.main_thread().ident  # asked at each batch; ``threading`` takes 3 µs for it
@@ -72,8 +73,11 @@ def connect(
     beats, reports = (Turn(diagnostics.heartbeat, byte, is_rank=is_rank) for byte in (BEATS, REPORTS))
     progress = ProgressRecord(world_size, diagnostics.progress_text())
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
-    script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
+    parts = step_parts.StepParts(diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write)
+    profiler = StepProfiler(diagnostics.profile)
+    script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports, parts=parts, profiler=profiler)
     after_import(_OPTIMIZERS, _count_steps)
+    step_parts.measure(parts, after_import)
     after_import(_DATA, lambda module: _time_data(module, heartbeat))
     after_import(_GRAPHS, _notice_replays)
     after_import(_MEETING, _listen_on_loopback)

@@ -359,3 +359,6 @@ class Scheduling(ApiModel):
     """Seconds for which an attempt waits while not all its pods get a Kubernetes node: a job with minNodes then starts
     with fewer, any other gives its nodes back if an older job waits, too, or after five times as long. It costs no
     restart. 0: without end."""
+    avoid_slow_nodes: bool = False
+    """Whether new attempts prefer other Kubernetes nodes than those on which a rank was slow in two attempts
+    (docs/tasks/scripts.md)."""

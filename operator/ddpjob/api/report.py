@@ -102,6 +102,22 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class Slow:
+    """The rank for which the others wait in each step.
+
+    message: names it, and what it does longer. part: of the step. seconds: for which the others wait in each step of
+    step_seconds. throttled: of each second, for which the CPU limit stops its container, with the part throttled.
+    """
+
+    message: _Advice = None
+    rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
+    part: _Name = None
+    seconds: _Number = None
+    step_seconds: _Number = None
+    throttled: _Number = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
 class Pause:
     """A pause that is much longer than a step, and than the pauses before; it may be an evaluation that is new.
 
@@ -143,7 +159,7 @@ class TrainingReport:
     percent: of the training, if the trainer does not compute it from step and total_steps.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
     saving_seconds: for which saves have blocked the training in this attempt.
-    pause: rank 0 has made no step for long. stall: the launcher takes that for a stall.
+    pause: rank 0 has made no step for long. stall: the launcher takes that for a stall. slow: a rank delays each step.
     life: how often the processes of the attempt were started. lives: the last that have ended.
     fenced: the program cannot save beside a newer attempt.
     """
@@ -165,6 +181,7 @@ class TrainingReport:
     resumed_from: Annotated[ReportedCheckpoint | None, _OrNone] = None
     pause: Annotated[Pause | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None
+    slow: Annotated[Slow | None, _OrNone] = None
     fenced: _Flag = False
     life: Annotated[int | None, _integer(1, _MAX_INT)] = None
     lives: _Lives = None

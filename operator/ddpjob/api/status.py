@@ -135,6 +135,33 @@ class StallStatus(StatusPart):
         return f"the others wait for rank {self.rank}, step {self.step}{where}"
 
 
+class SlowStatus(StatusPart):
+    """The rank for which the others wait in each step, because a part of its steps takes longer."""
+
+    since: Time
+    """When it was reported first."""
+    rank: Count | None = None
+    """Global rank."""
+    part: str | None = None
+    """data, forward, backward, communication, optimizer, collection (of garbage), throttled, queue or script."""
+    node_name: str | None = None
+    """Kubernetes node of its pod."""
+    seconds: str | None = None
+    """How long the others wait for it in each step."""
+    step_seconds: str | None = None
+    """Time of a step."""
+    throttled: str | None = None
+    """With the part throttled: for how many seconds of each second the CPU limit of its container stops it."""
+
+    def text(self) -> str:
+        """Return which rank it is, and what the others wait for."""
+        times = f" {self.seconds} s of each step of {self.step_seconds} s" if self.seconds and self.step_seconds else ""
+        part = f": {self.part}" if self.part else ""
+        node = f" (Kubernetes node {self.node_name})" if self.node_name else ""
+        stopped = f", for {self.throttled} s of each second" if self.throttled else ""
+        return f"the others wait{times} for rank {self.rank}{node}{part}{stopped}"
+
+
 class PauseStatus(StatusPart):
     """Rank 0 has made no step for much longer than a step, and than all its pauses before, took. It may go on."""
 
@@ -226,15 +253,44 @@ class Ending(StatusPart):
     deletionTimestamp of each limits the wait."""
 
 
+class SlowNode(StatusPart):
+    """A Kubernetes node on which a rank was slow for ten minutes of an attempt, in a part that depends on the node."""
+
+    node_name: str
+    """Name of the Kubernetes node."""
+    attempt: Count
+    """The attempt."""
+    rank: Count
+    """Global rank. If it was slow on another Kubernetes node as well, the rank is the cause, and no node."""
+    part: str
+    """forward, backward, optimizer or queue, as in `status.slow`."""
+    since: Time
+    """When it was reported first."""
+    time: Time
+    """When rank 0 last reported while it was slow."""
+
+
 class AvoidedNode(StatusPart):
-    """A Kubernetes node on which new attempts do not run."""
+    """A Kubernetes node on which new attempts do not run, or which they use only if the scheduler prefers no other."""
 
     node_name: str
     """Name of the Kubernetes node."""
     reason: Annotated[str, Field(max_length=MAX_REASON)]
-    """Reason of the last failure on it."""
+    """Reason of the last failure on it; TrainingSlow: a rank was slow there, so others are only preferred."""
     until: Time
     """When the node is used again. Attempts that started before keep avoiding it."""
+    attempts: Annotated[list[Count], Field(max_length=MAX_AVOIDED)] | None = None
+    """With TrainingSlow: the attempts in which it was slow."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it was only slow: the pods may run on it, and other Kubernetes nodes are preferred."""
+        return self.attempts is not None
+
+    @property
+    def why(self) -> str:
+        """Why it is avoided: the reason of a failure, or the attempts in which it was slow."""
+        return f"slow in attempts {', '.join(map(str, self.attempts))}" if self.attempts else self.reason
 
 
 class RefusedStart(StatusPart):
@@ -416,6 +472,8 @@ class DDPJobStatus(StatusPart):
     """The last checkpoint that the trainer reported."""
     stall: StallStatus | None = None
     """Present while the condition Running has the reason TrainingStalled."""
+    slow: SlowStatus | None = None
+    """Present while the others wait for the same rank in most steps. The attempt goes on."""
     pause: PauseStatus | None = None
     """Present while rank 0 makes no step for much longer than before. Nothing follows from it."""
     furthest: Furthest | None = None
@@ -423,7 +481,9 @@ class DDPJobStatus(StatusPart):
     failures: Annotated[list[Failure], Field(max_length=5)] | None = None
     """Why the last attempts ended, newest last."""
     avoid_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] | None = None
-    """Kubernetes nodes on which new attempts do not run, because two failures point to them."""
+    """Kubernetes nodes on which new attempts do not run, because two failures point to them, or which were slow."""
+    slow_nodes: Annotated[list[SlowNode], Field(max_length=MAX_AVOIDED)] | None = None
+    """With `scheduling.avoidSlowNodes`: Kubernetes nodes on which a rank was slow, and in which attempts."""
     time: TimeSpent | None = None
     """Where the time of the job went."""
     restarted_at: Time | None = None

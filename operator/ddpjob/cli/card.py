@@ -120,8 +120,9 @@ def progress_facts(status: DDPJobStatus) -> list[str]:
 def troubles(job: DDPJob, now: datetime) -> list[str]:
     """Return that the ranks have made no step for much longer than before, and for which of them the others wait."""
     status = job.status
+    slow = status.slow.text() if status.slow else ""
     pause = status.pause.text(now) if status.pause and job.state == "Running" else ""
-    return [one_line(text) for text in (pause, status.stall.text() if status.stall else "") if text]
+    return [one_line(text) for text in (pause, status.stall.text() if status.stall else "", slow) if text]
 
 
 def pod_state(pod: "JobPod") -> str:
@@ -179,7 +180,7 @@ def _nodes(status: DDPJobStatus) -> Iterator[Fact]:
     if parts:
         yield Fact("nodes", ", ".join(parts), bool(failed))
     for node in status.avoid_nodes or ():
-        yield Fact("", f"avoids Kubernetes node {node.node_name} ({node.reason}) until {node.until}")
+        yield Fact("", f"avoids Kubernetes node {node.node_name} ({node.why}) until {node.until}")
 
 
 def attempts(job: DDPJob, now: datetime) -> Iterator[Fact]:

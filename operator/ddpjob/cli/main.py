@@ -54,7 +54,7 @@ def run(request: options.RunOptions) -> int:
     return execute(request, shlex.join(["ddpjob", *again]))
 
 
-_ON_JOBS = "run submit get why top logs describe wait suspend resume restart delete"
+_ON_JOBS = "run submit get why top stacks profile logs describe wait suspend resume restart delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"

@@ -19,6 +19,15 @@ _SLOW, _WAITING = 1.5, 0.3
 """A step so many times longer than the median, and a wait for data that is so much of a step, are abnormal."""
 _LATE, _LATE_SECONDS = 5, 30.0
 """So is a heartbeat older than so many steps, and than this time without a known step."""
+_PARTS = {
+    "FORWARD": "forward",
+    "BACKWARD": "backward",
+    "HOOK": "communication",
+    "OPTIMIZER": "optimizer",
+    "SCRIPT": "script",
+    "WAITS": "wait",
+}
+"""Columns of the parts of a step, which are known of ranks of DistributedDataParallel."""
 
 
 def top(name: Name, output: Form = "text", *, where: Where) -> int:
@@ -63,23 +72,42 @@ def ranks_table(seen: "RankTable") -> "Table":
     """Return one row for each rank."""
     ranks, stalled = seen.ranks, seen.stall.rank if seen.stall else None
     middle, furthest = _median(ranks), max((rank.step for rank in ranks), default=0)
-    rows = [_row(rank, middle, furthest, is_stalled=rank.rank == stalled) for rank in ranks]
-    header = ["RANK", "STEP", "STEP TIME", "MEDIAN", "DATA WAIT", "MEMORY", "HEARTBEAT", "DOES"]
+    parts = _PARTS if any(rank.parts for rank in ranks) else {}
+    late = (seen.slow.rank, seen.slow.part) if seen.slow else None
+    rows = [
+        [
+            Cell(f"n{rank.node}r{rank.rank}", rank.rank == stalled or (late is not None and rank.rank == late[0])),
+            *_speed(rank, middle, furthest),
+            *(_part(rank, part, is_abnormal=(rank.rank, part) == late) for part in parts.values()),
+            *_last(rank),
+        ]
+        for rank in ranks
+    ]
+    header = ["RANK", "STEP", "STEP TIME", "MEDIAN", "DATA WAIT", *parts, "MEMORY", "HEARTBEAT", "DOES"]
     return table(header, rows, whole=("RANK",))
 
 
-def _row(rank: "RankState", middle: float | None, furthest: int, *, is_stalled: bool) -> Row:
+def _part(rank: "RankState", part: str, *, is_abnormal: bool) -> Cell:
+    return Cell(_seconds(getattr(rank.parts, part) if rank.parts else None), is_abnormal)
+
+
+def _speed(rank: "RankState", middle: float | None, furthest: int) -> Row:
     step, wait = rank.step_seconds, rank.data_wait_seconds
     ratio = step / middle if step and middle else None
     share = wait / step if wait is not None and step else None
     passed = rank.age_seconds / step if step else 0.0  # steps since the launcher of its node looked at it
-    is_late = rank.age_seconds > (max(_LATE * step, 1.0) if step else _LATE_SECONDS)
     return [
-        Cell(f"n{rank.node}r{rank.rank}", is_stalled),
         Cell(rank.step, furthest - rank.step > 1.5 + passed),
         Cell(_seconds(step), ratio is not None and ratio >= _SLOW),
         Cell(f"×{ratio:.2f}" if ratio is not None else "-", ratio is not None and ratio >= _SLOW),
         Cell(f"{_seconds(wait)} ({share:.0%})" if share is not None else "-", (share or 0.0) >= _WAITING),
+    ]
+
+
+def _last(rank: "RankState") -> Row:
+    step = rank.step_seconds
+    is_late = rank.age_seconds > (max(_LATE * step, 1.0) if step else _LATE_SECONDS)
+    return [
         f"{rank.memory_bytes / 2**30:.2f} GiB" if rank.memory_bytes is not None else "-",
         Cell(f"{duration(rank.age_seconds)} ago", is_late),
         f"waits in {rank.collective}" if rank.collective else rank.phase,

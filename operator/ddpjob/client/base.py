@@ -17,8 +17,10 @@ from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, Unavai
 if TYPE_CHECKING:
     from ddpjob.client.bundle.archive import Manifest
     from ddpjob.client.checkup import Check
+    from ddpjob.client.profile import Profile
     from ddpjob.client.ranks import RankTable
     from ddpjob.client.snapshot import Snapshot
+    from ddpjob.client.stacks import Ask, StackTable
     from ddpjob.client.timeline import JobPod, Timeline
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import Pulled, PullProgress, Volume, VolumeContents
@@ -304,6 +306,51 @@ class Client(ABC):
         attempt = require_running(found)
         return asked_twice(lambda: rank_table(found, self.place, self._ask_launcher(found, attempt)))
 
+    def stacks(self, job: str | DDPJob) -> "StackTable":
+        """Return the Python stacks of all ranks, taken now. No rank loses a step for it.
+
+        On a cluster it needs the right to ``create`` ``pods/proxy``, too. Errors: as ``ranks``.
+        """
+        from ddpjob.client.stacks import take_stacks
+
+        return take_stacks(*self._looking_into(job))
+
+    def profile(
+        self,
+        job: str | DDPJob,
+        *,
+        steps: int = 5,
+        to: str | Path | None = None,
+        timeout: float = 120,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> "Profile":
+        """Profile the next steps of all ranks with ``torch.profiler``; write one Chrome trace, and return the waits.
+
+        Args:
+            steps: how many, from 1 to 100.
+            to: the file, in the format of gzip; default: ``JOB-profile.json.gz``.
+            timeout: seconds in which the steps are to end, at most 600.
+            on_progress: called with what it waits for.
+
+        Raises:
+            UnavailableError: as ``ranks``, or no rank has made steps that can be profiled.
+            NotAllowedError: as ``stacks``.
+        """
+        from ddpjob.client.profile import take_profile
+
+        head, ask = self._looking_into(job)
+        file = Path(to or f"{head['job']}-profile.json.gz")
+        return take_profile(head, ask, steps, file, timeout=timeout, on_progress=on_progress)
+
+    def _looking_into(self, job: str | DDPJob) -> "tuple[Json, Ask]":
+        """Return what is known of a job whose ranks run, and what sends requests to look inside them."""
+        from ddpjob.client.ranks import require_running
+
+        found = self._same(job)
+        attempt = require_running(found)
+        head = {"job": found.name, "namespace": found.namespace, "place": self.place, "attempt": attempt}
+        return head, lambda method, path: self._ask_launcher(found, attempt, method, f"/jobs/{found.uid}/{path}")
+
     @abstractmethod
     def suspend(self, job: str | DDPJob) -> DDPJob:
         """Stop the pods after they saved a checkpoint; ``resume`` starts them again. Return the changed job."""
@@ -367,8 +414,8 @@ class Client(ABC):
         """Return what reads the volume of a job."""
 
     @abstractmethod
-    def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:
-        """Return the answer of the launcher of node 0 to ``GET /ranks``."""
+    def _ask_launcher(self, job: DDPJob, attempt: int, method: str = "GET", path: str = "/ranks") -> bytes:
+        """Return the answer of the launcher of node 0 to a request."""
 
     def _same(self, job: str | DDPJob) -> DDPJob:
         """Return the job as it is now. Raises ``JobNotFoundError`` if another one has taken the name of a given job."""

@@ -135,28 +135,29 @@ class ClusterClient(Client):
 
         return PodReader(self.connection, self._same(job), on_progress)
 
-    def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:
+    def _ask_launcher(self, job: DDPJob, attempt: int, method: str = "GET", path: str = "/ranks") -> bytes:
         from ddpjob.client.ranks import LONGEST, SECONDS, no_ranks
 
         pod = names.pod_name(job.name, str(job.uid), attempt, 0)
-        port = job.spec.rendezvous.progress_port
-        path = path_of(names.PODS, job.namespace, f"{pod}:{port}", "proxy/ranks")
+        port, seconds = job.spec.rendezvous.progress_port, min(SECONDS, self.connection.timeout)
+        proxied = path_of(names.PODS, job.namespace, f"{pod}:{port}", f"proxy{path}")
         try:
-            with closing(self.connection.send("GET", path, seconds=min(SECONDS, self.connection.timeout))) as response:
+            with closing(self.connection.send(method, proxied, seconds=seconds)) as response:
                 answer = response.read(LONGEST + 1)
         except TROUBLES as trouble:
             error = request_error(trouble)
             if error.status == 403:
+                verb = {"GET": "get", "POST": "create"}[method]
                 raise NotAllowedError(
                     f"you may not reach the launcher of {job.name}: {error.message}",
-                    "top needs the right to get pods/proxy, which the role edit of Kubernetes has and view has not",
-                    f"kubectl auth can-i get pods --subresource=proxy -n {job.namespace}",
+                    f"it needs the right to {verb} pods/proxy, which the role edit of Kubernetes has and view has not",
+                    f"kubectl auth can-i {verb} pods --subresource=proxy -n {job.namespace}",
                 ) from trouble
             if error.status == 401:
                 raise self.connection.explained(error) from trouble
-            raise no_ranks(job, f"port {port} of {pod}: {error.message}") from trouble
+            raise no_ranks(job, f"port {port} of {pod}: {error.message}", f"{method} {path}") from trouble
         if len(answer) > LONGEST:
-            raise no_ranks(job, f"the answer of port {port} of {pod} is too long")
+            raise no_ranks(job, f"the answer of port {port} of {pod} is too long", f"{method} {path}")
         return answer
 
     def suspend(self, job: str | DDPJob) -> DDPJob:

@@ -180,7 +180,7 @@ class LocalClient(Client):
             raise no_metrics(found)
         return directory
 
-    def _ask_launcher(self, job: DDPJob, attempt: int) -> bytes:
+    def _ask_launcher(self, job: DDPJob, attempt: int, method: str = "GET", path: str = "/ranks") -> bytes:
         from http.client import HTTPConnection, HTTPException
 
         from ddpjob.client.ranks import LONGEST, SECONDS, no_ranks
@@ -192,15 +192,15 @@ class LocalClient(Client):
             raise no_ranks(job, "its pod has not started")
         connection = HTTPConnection(LOOPBACK, int(port), timeout=SECONDS)
         try:
-            connection.request("GET", "/ranks")
+            connection.request(method, path)
             response = connection.getresponse()
             body = response.read(LONGEST)
         except (OSError, HTTPException) as error:
-            raise no_ranks(job, f"port {port}: {error}") from error
+            raise no_ranks(job, f"port {port}: {error}", f"{method} {path}") from error
         finally:
             connection.close()
         if response.status != 200:
-            raise no_ranks(job, f"port {port} answers with HTTP {response.status}")
+            raise no_ranks(job, f"port {port} answers with HTTP {response.status}", f"{method} {path}")
         return body
 
     def suspend(self, job: str | DDPJob) -> DDPJob:

@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pydantic import ConfigDict, Field
 
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.api.status import StallStatus
+from ddpjob.api.status import SlowStatus, StallStatus
 from ddpjob.client.job import DDPJob
 from ddpjob.errors import DDPJobError, UnavailableError
 
@@ -17,6 +18,33 @@ SECONDS = 5.0
 LONGEST = 4 * 2**20  # bytes of an answer
 _AGAIN_SECONDS, _SOON_SECONDS = 0.7, 0.2  # until node 0 has heard from the other nodes, for the first time or again
 _OF_TORCH = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+class StepParts(WireModel):
+    """Seconds of a step, over the last seconds, of one rank of DistributedDataParallel."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    data: float
+    """Wait for batches of a DataLoader in the main thread."""
+    forward: float
+    """From the call of the module to the backward pass, so with the loss."""
+    backward: float
+    """The rank's own work in the backward pass."""
+    communication: float
+    """In the communication hook of the script."""
+    optimizer: float
+    """Steps of optimizers."""
+    script: float
+    """All other work of the script."""
+    wait: float
+    """For gradients of the other ranks, after the own work."""
+    collection: float
+    """Collection of garbage, within the other parts."""
+    throttled: float
+    """Stopped by the CPU limit of the container, within the other parts."""
+    queue: float
+    """The thread could run and the kernel did not run it, within the other parts."""
 
 
 class RankState(WireModel):
@@ -40,12 +68,14 @@ class RankState(WireModel):
     """Time of a step: the mean over the last 10 to 20 s, or of the last step if that took longer."""
     data_wait_seconds: float | None = None
     """Of that, the wait for batches of a DataLoader in the main thread; absent if there is none."""
+    parts: StepParts | None = None
+    """Where the time of its steps goes; absent unless it is a script under ddprun with DistributedDataParallel."""
     memory_bytes: int | None = Field(None, le=2**63)
     """Resident memory of the process and of all that it has started; memory that they share counts in each."""
 
 
-class RankTable(WireModel):
-    """The ranks of a job."""
+class OfAllRanks(WireModel):
+    """What is read of all ranks of a job."""
 
     job: str
     """Name of the job."""
@@ -57,12 +87,19 @@ class RankTable(WireModel):
     """Number of the attempt."""
     world_size: int
     """Number of ranks of the job."""
+
+
+class RankTable(OfAllRanks):
+    """The ranks of a job."""
+
     missing_nodes: list[int] = Field(default_factory=list)
     """node_ranks of which nothing is known: their launcher is not connected, or is of an earlier release."""
     omitted_ranks: int = 0
     """Ranks that are left out because there are too many."""
     stall: StallStatus | None = None
     """`status.stall` of the job: while the ranks make no steps, the rank that the others wait for."""
+    slow: SlowStatus | None = None
+    """`status.slow` of the job: the rank for which the others wait in each step."""
     ranks: list[RankState]
     """By rank."""
 
@@ -70,14 +107,35 @@ class RankTable(WireModel):
 def rank_table(job: DDPJob, place: str, answer: bytes) -> RankTable:
     """Return the table in an answer of the launcher. Raises ``UnavailableError`` if it is none."""
     head: Json = {"job": job.name, "namespace": job.namespace, "place": place, "attempt": job.status.attempt}
-    head["stall"] = job.status.stall
-    try:
+    head |= {"stall": job.status.stall, "slow": job.status.slow}
+    with expected(job.name, "GET /ranks"):
         return RankTable.model_validate({**json.loads(answer), **head})
-    except (ValueError, TypeError, RecursionError) as error:  # ValidationError is a ValueError
+
+
+def parsed_answer(job: str, answer: bytes) -> Json:
+    """Return the JSON object that a launcher has answered.
+
+    Raises:
+        UnavailableError: it is none, or the launcher refuses the request.
+    """
+    with expected(job):
+        found = dict(json.loads(answer))
+        refused = tuple(map(str, found.get("refused", ())))
+    if refused:
+        raise UnavailableError(f"the launcher of {job} refuses: {refused[0]}", *refused[1:3])
+    return found
+
+
+@contextmanager
+def expected(job: str, request: str = "a look inside") -> Iterator[None]:
+    """Turn the errors of an answer that another program has sent into ``UnavailableError``."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # ValidationError is a ValueError
         raise UnavailableError(
-            f"node 0 of {job.name} answers GET /ranks with something else than ranks",
+            f"node 0 of {job} answers {request} with something else than ranks",
             "another program listens on the job's progress port",
-            f"ddpjob logs {job.name} --node 0",
+            f"ddpjob logs {job} --node 0",
         ) from error
 
 
@@ -93,7 +151,7 @@ def require_running(job: DDPJob) -> int:
     return current.number
 
 
-def no_ranks(job: DDPJob, why: str) -> DDPJobError:
+def no_ranks(job: DDPJob, why: str, request: str = "GET /ranks") -> DDPJobError:
     """Return the error of a job whose node 0 has no launcher that knows the ranks."""
     from ddpjob.engine.desired import Job
     from ddpjob.engine.mistakes import trainer_command
@@ -106,7 +164,7 @@ def no_ranks(job: DDPJob, why: str) -> DDPJobError:
             "set launcher: Injected in the spec, or command: [ddprun, train.py] (docs/tasks/scripts.md)",
         )
     return UnavailableError(
-        f"node 0 of {job.name} does not answer GET /ranks: {why}",
+        f"node 0 of {job.name} does not answer {request}: {why}",
         "it starts or ends, or its program is started by another launcher or another release than ddprun of this one",
         f"ddpjob why {job.name}; or set launcher: Injected in the spec (docs/tasks/scripts.md)",
     )

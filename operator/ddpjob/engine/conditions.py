@@ -19,6 +19,7 @@ from ddpjob.engine.obstacles import (
     scheduling_obstacle,
     shared_volume,
     silence,
+    slow,
     stall,
     unresponsive,
 )
@@ -132,6 +133,7 @@ def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
         kueue.without_quota(s),
         fruitless(reached, s.logs_command()),
         shared_volume(s),
+        slow(s),
         elastic.obstacle(s),
     )
     problems = [problem for problem in found if problem is not None]

@@ -11,7 +11,14 @@ from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, is_refused
 from ddpjob.engine.failures import COMPLETION_EXCEEDED
 from ddpjob.engine.obstacles import UNKNOWN_SECONDS, obstacles
 from ddpjob.engine.state import JobState
-from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS, avoided, no_other_node_since, others_are_full
+from ddpjob.engine.suspects import (
+    NODES_NEEDED,
+    UNSCHEDULABLE_SECONDS,
+    avoided,
+    banned,
+    no_other_node_since,
+    others_are_full,
+)
 
 REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
 """How long the kubelet may refuse to start a container: a Secret may have been applied together with the job."""
@@ -119,7 +126,7 @@ def _completion(s: JobState) -> Deadline | None:
 def _avoided_nodes(s: JobState) -> Deadline | None:
     """No Kubernetes node is left for the pods: a suspected node is better than none."""
     # Also entries whose time has passed since the attempt started: its pods still avoid these nodes.
-    nodes = s.before.avoid_nodes or ()
+    nodes = banned(s.before)
     if not nodes or s.attempt.is_closed or s.attempt.all_running_time is not None:
         return None
     if not any(pod.unschedulable is not None for pod in s.current.values()):
@@ -131,7 +138,8 @@ def _avoided_nodes(s: JobState) -> Deadline | None:
     since = no_other_node_since(s) or s.room_since
     left = UNSCHEDULABLE_SECONDS - (seconds_between(since, s.now) if since else 0.0)
     if others_are_full(s.current.values()):  # a broken node always has room: it would take each job of the cluster
-        left = max([left, *(-seconds_since(node.until, s.now) for node in avoided(s.before, s.now))])
+        lasting = [node for node in avoided(s.before, s.now) if node in nodes]
+        left = max([left, *(-seconds_since(node.until, s.now) for node in lasting)])
     return Deadline(left, "abandons", NODES_NEEDED, text)
 
 

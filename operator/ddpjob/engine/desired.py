@@ -16,6 +16,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, element, value_at
 from ddpjob.api.spec import OPEN_PARTS, DDPJobSpec, parse_spec
+from ddpjob.api.status import AvoidedNode
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.injection import with_launcher
 from ddpjob.engine.merge import merge
@@ -249,15 +250,16 @@ def desired_pods(
     node_ranks: Sequence[int] | None = None,
     *,
     beside: Sequence[Create] = (),
-    avoid: Sequence[str] = (),
+    avoid: Sequence[AvoidedNode] = (),
     granted: int = 0,
     token: str = "",
     dress: Callable[[Json], Json] = lambda pod: pod,
 ) -> DesiredPods:
     """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order.
 
-    avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place. token: of the attempt
-        (``engine.token``). dress: returns the pod of node 0 as the systems need it that place the pods.
+    avoid: Kubernetes nodes on which they must not run, or if those were only slow, run only without a better one.
+    granted: restarts in place. token: of the attempt (``engine.token``).
+    dress: returns the pod of node 0 as the systems need it that place the pods.
     """
     ranks = job.node_ranks if node_ranks is None else node_ranks
     first = _pod_of_node_0(job, attempt, settings, granted, token)
@@ -299,19 +301,32 @@ def desired_probes(first: Json, job: Job, attempt: int, node_ranks: Iterable[int
     )
 
 
-def _affinity_without(affinity: Json, nodes: Sequence[str]) -> Json:
+def _affinity_without(affinity: Json, nodes: Sequence[AvoidedNode]) -> Json:
     """Return the affinity with a requirement against these nodes in every term, because the terms are alternatives.
+
+    Nodes that were slow are only the last choice: a slow node is better than none.
 
     A nodeSelectorTerm matches the field ``metadata.name`` only with one value per requirement.
     https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#NodeSelector
     """
-    of_nodes = affinity.get("nodeAffinity") or {}
+    of_nodes = dict(affinity.get("nodeAffinity") or {})
     required: Json = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    others: list[Json] = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    given: Iterable[Json] = required.get("nodeSelectorTerms") or ({},)
-    terms = [term | {"matchFields": [*(term.get("matchFields") or ()), *others]} for term in given]
-    selector = required | {"nodeSelectorTerms": terms}
-    return affinity | {"nodeAffinity": of_nodes | {"requiredDuringSchedulingIgnoredDuringExecution": selector}}
+    others, faster = (
+        [
+            {"key": "metadata.name", "operator": "NotIn", "values": [node.node_name]}
+            for node in nodes
+            if node.is_slow is is_slow
+        ]
+        for is_slow in (False, True)
+    )
+    if others:
+        given: Iterable[Json] = required.get("nodeSelectorTerms") or ({},)
+        terms = [term | {"matchFields": [*(term.get("matchFields") or ()), *others]} for term in given]
+        of_nodes |= {"requiredDuringSchedulingIgnoredDuringExecution": required | {"nodeSelectorTerms": terms}}
+    if faster:
+        name = "preferredDuringSchedulingIgnoredDuringExecution"
+        of_nodes |= {name: [*(of_nodes.get(name) or ()), {"weight": 100, "preference": {"matchFields": faster}}]}
+    return affinity | {"nodeAffinity": of_nodes}
 
 
 def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> list[dict[str, str]]:

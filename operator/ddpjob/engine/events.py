@@ -20,6 +20,7 @@ _AS_ASKED = frozenset({RESIZED, RESTART_REQUESTED, NODES_AVAILABLE, NODES_UNAVAI
 _PROBLEMS = frozenset(
     {
         *(obstacles.NODE_NOT_RESPONDING, obstacles.PROGRESS_UNKNOWN, obstacles.TRAINING_STALLED, obstacles.SHARED),
+        obstacles.TRAINING_SLOW,
         QUEUE_UNAVAILABLE,
     }
 )
@@ -101,4 +102,6 @@ def _changes(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
         if node.node_name not in known:
             name, until = node.node_name, node.until
             text = f"new attempts avoid Kubernetes node {name} until {until}: two failures ({node.reason}) point to it"
+            if node.is_slow:
+                text = f"new attempts prefer other Kubernetes nodes than {name} until {until}: it was {node.why}"
             yield Note("Warning", "NodeAvoided", text)

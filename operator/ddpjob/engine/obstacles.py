@@ -21,6 +21,8 @@ PROGRESS_UNKNOWN = "ProgressUnknown"
 """All nodes run, and rank 0 cannot be asked for its progress."""
 TRAINING_STALLED = "TrainingStalled"
 """All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
+TRAINING_SLOW = "TrainingSlow"
+"""All nodes run, and the launcher reports for which rank the others wait in each step; also of an avoided node."""
 NODE_NOT_RESPONDING = "NodeNotResponding"
 """All nodes run as far as is known, and the Kubernetes node of some of them sends no heartbeats; nothing follows."""
 NO_PROGRESS = "RestartsWithoutProgress"
@@ -35,6 +37,18 @@ _NOT_DELETED = "and nothing has deleted it"
 SHARED = "VolumeShared"
 """All nodes run, and another job that saves in the same directory runs, too; nothing follows from it."""
 CONTAINER_CREATING = "ContainerCreating"
+_SLOWER_DEVICE = "compare its node with the others: another program, a GPU that is hot or limited, a slower processor"
+SLOW_ADVICE = {
+    "data": "use more workers of the DataLoader, or faster storage; look whether its samples are larger",
+    "forward": _SLOWER_DEVICE,
+    "backward": _SLOWER_DEVICE,
+    "optimizer": _SLOWER_DEVICE,
+    "communication": "look at the communication hook of the script",
+    "collection": "call gc.freeze() after the start, or keep fewer objects",
+    "throttled": "raise the CPU limit of the container (spec.resources)",
+    "queue": "request as many CPUs as the rank uses, so that other pods do not take them",
+    "script": "look at what only this rank does between steps, such as logs, evaluation and saves",
+}
 UNKNOWN_SECONDS = 60.0
 """How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
 _PREPARATION_SECONDS = 10.0
@@ -160,6 +174,18 @@ def stall(s: JobState) -> Obstacle | None:
     if reported is None:
         return None
     return TRAINING_STALLED, f"{reported.message or 'stalled'}; the stacks of all ranks: {s.logs_command()}"
+
+
+def slow(s: JobState) -> Obstacle | None:
+    """Return the slow rank that the launcher of node 0 reports in its last answer; None if it reports none."""
+    if (reported := s.slow) is None:
+        return None
+    return TRAINING_SLOW, f"{reported.message or 'slow'}: {slow_advice(reported.part)}"
+
+
+def slow_advice(part: str | None) -> str:
+    """Return what to do about a rank that takes longer in this part of its steps."""
+    return SLOW_ADVICE.get(part or "", "compare its node with the others")
 
 
 def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:

@@ -213,7 +213,7 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     after = replace(s, job=job) if job is not s.job else s
     groups = gangs.objects(after, number) if needs_group else ()
     first = (*(create for create in (policy, claim) if create is not None), *groups)
-    avoid = [node.node_name for node in status.avoid_nodes or ()]
+    avoid = status.avoid_nodes or ()
     together = service if beside else ()
     in_place = recorded_attempt(status, s.now).in_place
     granted = in_place.granted if in_place else 0

@@ -3,8 +3,8 @@
 import math
 from datetime import datetime, timedelta
 
-from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import CheckpointStatus, DDPJobStatus, Furthest, PauseStatus, Progress
+from ddpjob.api.report import Slow, TrainingReport
+from ddpjob.api.status import CheckpointStatus, DDPJobStatus, Furthest, PauseStatus, Progress, SlowStatus
 from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
@@ -47,6 +47,15 @@ def pause_status(report: TrainingReport, before: DDPJobStatus, now: datetime) ->
     is_known = before.pause is not None and before.progress is not None and before.progress.step == report.step
     step = _number_text(report.pause.step_seconds, ".3g")
     return before.pause if is_known else PauseStatus(since=_last_work(report, now), step_seconds=step)
+
+
+def slow_status(report: Slow, before: SlowStatus | None, now: datetime, node_name: str | None) -> SlowStatus:
+    """Return ``status.slow`` for what is reported of a slow rank; its times are those of the first report."""
+    if before is not None and (before.rank, before.part) == (report.rank, report.part):
+        return before
+    given = {name: getattr(report, name) for name in ("seconds", "step_seconds", "throttled")}
+    numbers = {name: _number_text(value, ".3g") for name, value in given.items()}
+    return SlowStatus(since=timestamp(now), rank=report.rank, part=report.part, node_name=node_name, **numbers)
 
 
 def _last_work(report: TrainingReport, now: datetime) -> str:

@@ -9,7 +9,7 @@ from math import isinf
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
-from ddpjob.api.report import TrainingReport
+from ddpjob.api.report import Slow, TrainingReport
 from ddpjob.api.status import LONG_RUN_SECONDS, CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, since, timestamp
 from ddpjob.engine.actions import EngineSettings
@@ -236,6 +236,20 @@ class JobState:
         """The last response of rank 0's pod; a response of a pod of an earlier attempt may arrive late: ignored."""
         pod = self.current.get(0)
         return self.observed.progress.report if pod is not None and self.observed.progress.pod == pod.name else None
+
+    @cached_property
+    def slow(self) -> Slow | None:
+        """The slow rank that the launcher of node 0 reports; None if it reports none, or does not report any more.
+
+        The recorded one until the first answer to an operator that has just started.
+        """
+        known, pod, polled = self.before.slow, self.current.get(0), self.observed.progress
+        if polled.problem is not None:
+            return None
+        found = self.answer.slow if self.answer is not None else None
+        if self.answer is None and known is not None and pod is not None and pod.state == "running":
+            found = Slow(rank=known.rank, part=known.part, message=f"slow: {known.text()}")
+        return found if found is not None and found.rank is not None else None
 
     @cached_property
     def report(self) -> TrainingReport | None:

@@ -22,6 +22,8 @@ from ddpjob.api.status import (
     Nodes,
     PauseStatus,
     Progress,
+    SlowNode,
+    SlowStatus,
     StallStatus,
     World,
 )
@@ -35,10 +37,18 @@ from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
-from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status
+from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status, slow_status
 from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
-from ddpjob.engine.suspects import NODES_NEEDED, avoided, avoided_after, no_other_node_since
+from ddpjob.engine.suspects import (
+    NODES_NEEDED,
+    avoided,
+    avoided_after,
+    banned,
+    no_other_node_since,
+    slow_after,
+    with_slow,
+)
 from ddpjob.engine.token import attempt_token, token_hash
 
 _KEPT_FAILURES = 5
@@ -60,6 +70,8 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
     reached = _furthest(s, decision)
     built = conditions(s, decision, nodes, failures or (), reached)
+    slow = _slow(s, built)
+    slow_nodes = slow_after(s, slow)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
     counted, total = before.restarts_counted_towards_limit or 0, _total_restarts(s, decision)
     whole = f" of {s.job.spec.num_nodes}" if nodes.desired < s.job.spec.num_nodes else ""
@@ -86,10 +98,12 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
         stall=_stall(s, built),
+        slow=slow,
         pause=_pause(s, decision),
         furthest=reached,
         failures=failures,
-        avoid_nodes=_avoided_nodes(s, decision),
+        avoid_nodes=_avoided_nodes(s, decision, slow_nodes or ()),
+        slow_nodes=slow_nodes,
         restarted_at=asked or before.restarted_at,
     )
     # The time is written with other changes only: a job without events is not written for it.
@@ -222,7 +236,7 @@ def _waits_for_nodes(s: JobState) -> bool:
     pods = s.current.values()
     if s.job.spec.min_nodes is not None:  # a gang scheduler does not say that it places none
         return any(pod.node_name is None for pod in pods)
-    return bool(s.before.avoid_nodes) and any(pod.unschedulable is not None for pod in pods)
+    return bool(banned(s.before)) and any(pod.unschedulable is not None for pod in pods)
 
 
 def _count_nodes(s: JobState, decision: Decision) -> Nodes:
@@ -236,7 +250,7 @@ def _count_nodes(s: JobState, decision: Decision) -> Nodes:
     return Nodes(desired=job.nodes, **{state: counts[state] for state in get_args(PodState)})
 
 
-def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
+def _avoided_nodes(s: JobState, decision: Decision, slow: Sequence[SlowNode]) -> list[AvoidedNode] | None:
     """Return the avoided nodes. The list stays as it is while an attempt runs, whose pods it describes."""
     if (failure := decision.restarted) is not None:
         nodes = avoided_after(s.before, failure, s.now, has_trained=s.has_trained)
@@ -246,6 +260,7 @@ def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
         nodes = avoided(s.before, s.now)
     else:
         return s.before.avoid_nodes
+    nodes = with_slow(nodes, slow, s.now)
     return nodes if nodes or s.before.avoid_nodes is not None else None
 
 
@@ -271,6 +286,15 @@ def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
     if reported is None or not any(condition.reason == TRAINING_STALLED for condition in built):
         return None
     return StallStatus(rank=reported.rank, step=reported.step, phase=reported.phase, where=reported.where)
+
+
+def _slow(s: JobState, built: Sequence[Condition]) -> SlowStatus | None:
+    runs = any(condition.type == "Running" and condition.status == "True" for condition in built)
+    if s.slow is None or not runs:
+        return None
+    pod = s.current.get((s.slow.rank or 0) // s.job.nproc_per_node)
+    node_name = pod.node_name if pod is not None and not s.settings.is_local else None
+    return slow_status(s.slow, s.before.slow, s.now, node_name)
 
 
 def _pause(s: JobState, decision: Decision) -> PauseStatus | None:

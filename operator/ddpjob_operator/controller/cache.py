@@ -76,7 +76,10 @@ def _groups(resource: Resource, entry: Entry | None) -> list[_Group]:
 
 
 class Cache:
-    """The cached objects of all kinds that plans read. Used from the event loop only, except ``count_states``."""
+    """The cached objects of all kinds that plans read.
+
+    Used from the event loop only, except ``count_states`` and ``count_slow``.
+    """
 
     def __init__(
         self,
@@ -178,6 +181,10 @@ class Cache:
         """Return the number of jobs by ``status.state``, for the metrics."""
         jobs = self.entries(names.DDPJOBS)  # a copy: another thread reads the metrics
         return Counter(job.value.state for job in jobs)
+
+    def count_slow(self) -> Mapping[tuple[str, ...], float]:
+        """Return the number of jobs with a slow rank by namespace and part of the step, for the metrics."""
+        return Counter((job.namespace, job.value.slow) for job in self.entries(names.DDPJOBS) if job.value.slow)
 
     def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
         """Apply a watch event with ``type`` and ``object``, as the API server sends it."""

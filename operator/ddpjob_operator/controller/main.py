@@ -203,17 +203,23 @@ class Operator:
             "Whether this replica reconciles (1) or is on standby (0).",
             lambda: float(self._is_leader),
         )
-        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self.controller.cache.count_states)
+        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", ["state"], self.controller.cache.count_states)
+        metrics.gauges_by(
+            "ddpjob_slow_jobs",
+            "Number of jobs whose ranks wait for a slow one in each step, by the part of the step (status.slow).",
+            ["namespace", "part"],
+            self.controller.cache.count_slow,
+        )
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
             "Seconds since each watch that was opened last received data, by URL path.",
-            "path",
+            ["path"],
             lambda: {status.path: status.age for status in self._statuses() if status.age < math.inf},
         )
         metrics.gauges_by(
             "ddpjob_namespace_served",
             "Whether a namespace is listed and watched (1) or not (0). Without namespace: all namespaces.",
-            "namespace",
+            ["namespace"],
             lambda: {
                 scope or "": float(state == "open") for scope, (state, _) in self._reports().items() if self._is_leader
             },

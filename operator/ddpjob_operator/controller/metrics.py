@@ -1,6 +1,6 @@
 """The operator's metrics. Every label has few values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -16,6 +16,7 @@ _REASONS = {row.reason for row in TABLE if row.reason} | {
     f"{kind}DeadlineExceeded" for kind in ("Startup", "Progress", "Completion")
 }
 """Of failures. Any other reason is the name of a trainer's exception, or of the kubelet."""
+Values = Mapping[str, float] | Mapping[tuple[str, ...], float]
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -105,9 +106,9 @@ class Metrics:
         """Add a gauge; ``read`` returns its value at each scrape."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
-    def gauges_by(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """Add a gauge with one label; ``read`` returns its values by label value at each scrape."""
-        self.registry.register(_LabelledReader(name, text, label, read))
+    def gauges_by(self, name: str, text: str, labels: Sequence[str], read: Callable[[], Values]) -> None:
+        """Add a gauge with labels; ``read`` returns its values at each scrape, by the value of one label or all."""
+        self.registry.register(_LabelledReader(name, text, labels, read))
 
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
@@ -115,11 +116,11 @@ class Metrics:
 
 
 class _LabelledReader(Collector):
-    def __init__(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        self._name, self._text, self._label, self._read = name, text, label, read
+    def __init__(self, name: str, text: str, labels: Sequence[str], read: Callable[[], Values]) -> None:
+        self._name, self._text, self._labels, self._read = name, text, labels, read
 
     def collect(self) -> list[GaugeMetricFamily]:
-        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
         for value, number in self._read().items():
-            family.add_metric([value], number)
+            family.add_metric([value] if isinstance(value, str) else value, number)
         return [family]

@@ -198,7 +198,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
     agreement = Agreement(Ranks(), peers, 5, progress)
-    services = Services(progress, peers, NodeRanks(Ranks(), peers), agreement, None)
+    services = Services(progress, peers, NodeRanks(Ranks(), peers, progress), agreement, None)
     options = LaunchOptions(Script("script", "train.py", (), settings))
     found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)
     found._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL, killed_by_us=True)]

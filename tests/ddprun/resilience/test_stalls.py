@@ -15,9 +15,11 @@ import pytest
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.hang_detector import HangDetector
+from ddprun.launcher.look_inside import LookInside
 from ddprun.launcher.node_progress import NodeProgress
-from ddprun.launcher.peers import NodeFindings, Peers, leader_port
+from ddprun.launcher.peers import NodeFindings, Peers
 from ddprun.launcher.processes import WorkerProcess
+from ddprun.launcher.services import leader_port
 from ddprun.launcher.stalls import StallWatch, _is_stall
 from ddprun.reporting.http_port import ProgressPort
 from tests.ddprun.launcher_messages import Speaker
@@ -271,7 +273,9 @@ def test_idle_program_is_inspected_once_and_nothing_is_said(capsys: pytest.Captu
         ranks = Ranks(nnodes=2, node_rank=node, world_size=2)
         worker = WorkerProcess(node, idle.pid, -1, -1, Diagnostics.create(node))
         detector, peers, progress = HangDetector(0, node, 0.05), Peers(ranks, number), NodeProgress(2)
-        watch = StallWatch(detector, peers, progress, None, nodes=2, is_told_to_stop=bool)
+        watch = StallWatch(
+            detector, peers, progress, None, LookInside(ranks, peers, float), nodes=2, is_told_to_stop=bool
+        )
         nodes.append((detector, watch, worker, peers))
     port = ProgressPort(number, dict, nodes[0][3].takes)
 

@@ -20,6 +20,7 @@ class NodeProgress:
     Attributes:
         stall: what is reported of a stall that lasts; else None.
         pause: of a pause that is much longer than a step and than those before; else None.
+        slow: the rank for which the others wait in each step; else None.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -32,6 +33,7 @@ class NodeProgress:
         self._saving = 0.0  # seconds of their saves
         self.stall: Json | None = None
         self.pause: Json | None = None
+        self.slow: Json | None = None
 
     def follow(self, rank_zero: Diagnostics) -> None:
         """Answer with the report of this rank 0 from now on, as soon as it has completed a step."""
@@ -86,7 +88,7 @@ class NodeProgress:
             earlier = self._earlier | {"ageSeconds": round(time.monotonic() - self._earlier_changed, 3)}
             shown = earlier | {"phase": shown["phase"]} if not shown["step"] else shown
             shown |= {"seq": seq}
-        return shown | {"stall": self.stall, "pause": self.pause}
+        return shown | {"stall": self.stall, "pause": self.pause, "slow": self.slow}
 
     def _own(self) -> Json | None:
         rank = self._rank_zero

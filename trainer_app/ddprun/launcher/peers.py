@@ -24,8 +24,8 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from ddprun.distributed.topology import Ranks, loopback_of
@@ -34,8 +34,9 @@ from ddprun.launcher.hang_detector import RankSnapshot
 from ddprun.launcher.life_messages import Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
+from ddprun.step_parts import StepSums
 
-VERSION = 1  # of all messages; raise it with each change: launchers of another version prove nothing to each other
+VERSION = 3  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
@@ -46,17 +47,6 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0  # seconds between attempts to reach no
 _RESOLVE = 2.0  # seconds
 _HELLO = "ddprun-launcher"
 _MAC = 64  # hexadecimal digits before each message
-
-
-def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None:
-    """Return the port of node 0's launcher; None if a node that trains alone was given none.
-
-    Local mode gives each pod another DDPJOB_PROGRESS_PORT, because all pods share the machine's ports.
-    """
-    for name in ("DDPJOB_LEADER_PORT", "DDPJOB_PROGRESS_PORT"):
-        if (text := env.get(name, "")).isdecimal() and 0 < int(text) < 65536:
-            return int(text)
-    return ranks.master_port + 1 if ranks.nnodes > 1 and ranks.master_port < 65535 else None
 
 
 def take_token(env: MutableMapping[str, str]) -> str:
@@ -208,12 +198,15 @@ class Peers:
 
     Attributes:
         node: this one.
-        is_asked: this node is to ``give`` its findings.
+        is_asked: this node is to ``give`` its findings. is_look: a client wants them, and no stall is the reason.
         stalled: the nodes that say that they are stalled; of another node than 0, at most itself.
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
         is_asked_for_ranks: node 0 wants the rows of this node's ranks.
         rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows.
+        steps: of node 0: what ranks of other nodes have recorded of their steps, until the reader takes it.
+        looks: (node, message) of ``look_inside``, until the reader takes them.
+        left: of node 0: nodes whose connection has ended, until the reader takes them.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
@@ -235,11 +228,13 @@ class Peers:
         self._waits, self._deadline = False, 0.0  # for node 0, until
         self._missing: set[int] = set()  # nodes that are to answer
         self._findings: dict[int, NodeFindings] = {}
-        self.node, self.is_asked = ranks.node_rank, False
+        self.node, self.is_asked, self.is_look = ranks.node_rank, False, False
         self.stalled: set[int] = set()
-        self.said, self.is_over = "", False
-        self.is_asked_for_ranks = False
+        self.said, self.is_over, self.is_asked_for_ranks = "", False, False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
+        self.steps: list[tuple[int, list[StepSums]]] = []
+        self.looks: list[tuple[int, Json]] = []
+        self.left: list[int] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
@@ -263,12 +258,7 @@ class Peers:
                 for message in key.data.messages():
                     try:
                         self._take(key.data, message)
-                    except (
-                        AttributeError,
-                        LookupError,
-                        TypeError,
-                        ValueError,
-                    ):  # no launcher sends that
+                    except (AttributeError, LookupError, TypeError, ValueError):  # no launcher sends that
                         key.data.close()
         now = time.monotonic()
         for connection in [one for one, begun in self._proving.items() if one.closed or now >= begun.until]:
@@ -345,12 +335,18 @@ class Peers:
             return None
         return replace(begun, node=self.node, secret=secret, drawn=drawn)
 
-    def ask(self) -> None:
+    def look(self, message: Json, node: int | None = None) -> None:
+        """Send a message of ``look_inside`` to a node; to all that are connected without one."""
+        for connected, connection in self._nodes.items():
+            if node in (None, connected):
+                connection.send({"look": message})
+
+    def ask(self, *, is_look: bool = False) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
         if self.is_leader:
-            self._begin()
+            self._begin(is_look=is_look)
         else:
-            self._waits, self._deadline = True, time.monotonic() + ANSWER
+            self._waits, self._deadline, self.is_look = True, time.monotonic() + ANSWER, is_look
             self._send({"ask": True})
 
     def give(self, findings: NodeFindings) -> None:
@@ -398,13 +394,20 @@ class Peers:
         self.is_asked_for_ranks = False
         self._send({"rows": rows})
 
-    def _begin(self) -> None:
+    def give_steps(self, records: Mapping[int, Sequence[StepSums]]) -> None:
+        """Send what ranks of this node have recorded of their steps to node 0."""
+        sums = {
+            rank: [[round(number, 7) for number in astuple(one)] for one in given] for rank, given in records.items()
+        }
+        self._send({"steps": sums})
+
+    def _begin(self, *, is_look: bool = False) -> None:
         if self._missing or self.is_asked:
             return  # an inspection is under way
         self._findings, self._missing = {}, set(self._nodes)
         self._deadline = time.monotonic() + ANSWER
-        self.is_asked = True
-        self._send({"inspect": True})
+        self.is_asked, self.is_look = True, is_look
+        self._send({"inspect": "look" if is_look else "stall"})
 
     def _take(self, connection: _Connection, message: Json) -> None:
         if connection in self._proving:
@@ -412,25 +415,33 @@ class Peers:
             return
         if connection.closed and connection not in self._nodes.values():
             return
+        node = next(node for node, known in self._nodes.items() if known is connection)
         if "life" in message:
-            node = next(node for node, known in self._nodes.items() if known is connection)
             self.life_events.append(Received(from_json(message["life"]), node))
-            return
-        if not self.is_leader:
-            self.is_asked |= "inspect" in message
+        elif "look" in message:
+            self.looks.append((node, dict(message["look"])))
+        elif self.is_leader:
+            self._take_of_node(node, message)
+        else:
+            if "inspect" in message:
+                self.is_asked, self.is_look = True, message["inspect"] == "look"
             self.is_over |= "over" in message
             self.is_asked_for_ranks |= "ranks" in message
             if "settled" in message:
                 self._waits, self.is_over = False, False
                 self.said = str(message["settled"])
-            return
-        node = next(node for node, known in self._nodes.items() if known is connection)
+
+    def _take_of_node(self, node: int, message: Json) -> None:
         if "ask" in message:
             self._begin()
         if "stalled" in message:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
         if "rows" in message:
             self.rank_rows[node] = (time.monotonic(), message["rows"])
+        for rank, records in message.get("steps", {}).items():
+            if int(rank) // self._ranks.nproc_per_node != node:
+                raise ValueError(f"rank {rank} is not of node {node}")
+            self.steps.append((int(rank), [StepSums.checked(record) for record in records]))
         if given := message.get("findings"):
             stacks = {int(rank): text for rank, text in given["stacks"].items()}
             self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)
@@ -441,6 +452,7 @@ class Peers:
         self._missing.discard(node)
         self.stalled.discard(node)
         self.rank_rows.pop(node, None)
+        self.left.append(node)
         self.life_events.append(Lost(node))
         self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
 

@@ -13,8 +13,10 @@ from ddprun import proc
 from ddprun.distributed.topology import Ranks
 from ddprun.files import Json
 from ddprun.heartbeat import HeartbeatRecord
+from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.processes import WorkerProcess
+from ddprun.launcher.processes import WorkerProcess, launcher_line
+from ddprun.launcher.slow_ranks import SlowRank, SlowRanks
 from ddprun.reporting.progress import StepRate
 
 SCHEMA = 1
@@ -47,8 +49,10 @@ class _Pace:
 class NodeRanks:
     """The ranks of this node; on node 0 those of all nodes, as far as their launchers are connected."""
 
-    def __init__(self, ranks: Ranks, peers: Peers) -> None:
-        self._ranks, self._peers = ranks, peers
+    def __init__(self, ranks: Ranks, peers: Peers, progress: NodeProgress) -> None:
+        self._ranks, self._peers, self._progress = ranks, peers, progress
+        self._slow = SlowRanks(ranks.nproc_per_node)
+        self._given: dict[int, float] = {}  # by rank: the time of the last record that was passed on
         self._paces: dict[int, _Pace] = {}
         self._workers: Sequence[WorkerProcess] = ()
         self._next_look = self._next_question = 0.0
@@ -57,6 +61,8 @@ class NodeRanks:
         """Answer with these ranks from now on; none, before they are closed."""
         self._workers = workers
         self._paces = {worker.rank: _Pace() for worker in workers}
+        self._slow, self._given, self._progress.slow = SlowRanks(self._ranks.nproc_per_node), {}, None
+        self._peers.steps.clear()
 
     def turn(self) -> None:
         """Look at the heartbeats if it is time, and answer node 0. Call it at least once a second."""
@@ -65,8 +71,50 @@ class NodeRanks:
             for worker in self._workers:
                 if worker.status is None:
                     self._paces[worker.rank].observe(worker.diagnostics.last_heartbeat())
+            self._compare()
         if self._peers.is_asked_for_ranks:
             self._peers.give_ranks(self._rows())
+
+    def _compare(self) -> None:
+        """Pass on what the ranks of this node have recorded of their steps; on node 0, compare all ranks."""
+        new = {}
+        for worker in self._workers:
+            if worker.status is None:
+                given = self._given.get(worker.rank, 0.0)
+                if records := [sums for sums in worker.diagnostics.step_sums() if sums.time > given]:
+                    new[worker.rank], self._given[worker.rank] = records, records[-1].time
+        if not self._peers.is_leader:
+            if new:
+                self._peers.give_steps(new)
+            return
+        for rank, records in [*new.items(), *self._peers.steps]:
+            self._slow.take(rank, records)
+        self._peers.steps.clear()
+        nproc = self._ranks.nproc_per_node
+        self._slow.leave(rank for node in self._peers.left for rank in range(node * nproc, (node + 1) * nproc))
+        self._peers.left.clear()
+        before = self._slow.verdict
+        self._slow.turn(time.monotonic())
+        if self._slow.verdict is not before:
+            self._report(before, self._slow.verdict)
+
+    def _report(self, before: SlowRank | None, now: SlowRank | None) -> None:
+        """Show in the log, and in the progress report, which rank is slow."""
+        self._progress.slow = None
+        if now is not None:
+            node = now.rank // self._ranks.nproc_per_node
+            message = now.message(node)
+            self._progress.slow = {
+                "rank": now.rank, "node": node, "part": now.part, "seconds": _rounded(now.seconds),
+                "stepSeconds": _rounded(now.step), "message": message, "throttled": _rounded(now.throttled_share),
+            }  # fmt: skip
+            launcher_line(f"warning: {message}")
+        elif before is not None:
+            launcher_line(f"rank {before.rank} is not slow any more")
+
+    def steps_per_second(self) -> float:
+        """Return the speed of the quickest rank of this node; 0 if it is not known."""
+        return max((pace.per_second or 0.0 for pace in self._paces.values()), default=0.0)
 
     def answer(self) -> Json:
         """Of node 0: return the table, and ask the other nodes for theirs."""
@@ -81,8 +129,15 @@ class NodeRanks:
         return {
             "schema": SCHEMA, "worldSize": self._ranks.world_size,
             "missingNodes": [node for node in range(self._ranks.nnodes) if node not in known],
-            "omittedRanks": max(0, len(rows) - MOST_RANKS), "ranks": rows[:MOST_RANKS],
+            "omittedRanks": max(0, len(rows) - MOST_RANKS),
+            "ranks": [row | {"parts": self._parts(row["rank"])} for row in rows[:MOST_RANKS]],
         }  # fmt: skip
+
+    def _parts(self, rank: int) -> Json | None:
+        """Return the seconds of a step by part, with the wait for the other ranks; None if they are not known."""
+        if (window := self._slow.windows.get(rank)) is None:
+            return None
+        return {name: _rounded(seconds) for name, seconds in (window.parts | {"wait": window.wait}).items()}
 
     def _rows(self) -> list[Json]:
         now = time.monotonic()

@@ -12,6 +12,7 @@ from ddprun.files import Json
 from ddprun.heartbeat import RETURNED
 from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.lives import listed
+from ddprun.launcher.look_inside import LookInside
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.node_reports import NodeReports
 from ddprun.launcher.peers import NodeFindings, Peers
@@ -27,6 +28,7 @@ class StallWatch:
     """One node's part.
 
     Args:
+        look: what clients ask for.
         nodes: of the group.
         is_told_to_stop: whether a stop signal has come, which comes before the files of a stall.
 
@@ -40,12 +42,14 @@ class StallWatch:
         peers: Peers,
         progress: NodeProgress,
         reports: NodeReports | None,
+        look: LookInside,
         *,
         nodes: int,
         is_told_to_stop: Callable[[], bool],
     ) -> None:
         self._detector, self._peers, self._progress = detector, peers, progress
         self._reports, self._nodes, self._is_told_to_stop = reports, nodes, is_told_to_stop
+        self._look, self._only_looked = look, False  # the states are of an inspection for a client
         self._asked = False  # this node waits for the others
         self._own: NodeFindings | None = None  # since the first request
         self._is_known = False  # this stall was reported, or is none that is reported
@@ -57,11 +61,20 @@ class StallWatch:
         """Whether an inspection is under way."""
         return self._asked or self._own is not None
 
-    def ask(self) -> None:
-        """Make all nodes inspect their ranks; ``turn`` carries on, until the watch is no longer busy."""
+    @property
+    def _is_look(self) -> bool:
+        """Whether the inspection is for a client alone: it writes no file, and nobody is blamed for what it shows."""
+        return self._peers.is_look and not self._peers.stalled
+
+    def ask(self, *, is_look: bool = False) -> None:
+        """Make all nodes inspect their ranks; ``turn`` carries on, until the watch is no longer busy.
+
+        Args:
+            is_look: only because a client wants the stacks.
+        """
         if not self.is_busy:
             self._asked = True
-            self._peers.ask()
+            self._peers.ask(is_look=is_look)
 
     def turn(self, workers: Sequence[WorkerProcess], *, ending: bool) -> None:
         """Do what is to be done now. Call it after ``HangDetector.stalled``.
@@ -78,6 +91,8 @@ class StallWatch:
             peers.tell_stalled(stalled)
         if stalled and not self._is_known:
             self.ask()
+        elif self._look.wants_stacks and not ending:
+            self.ask(is_look=True)
         if peers.is_asked:
             self._inspect(workers)
         if self.is_busy and peers.is_settled:
@@ -96,7 +111,7 @@ class StallWatch:
 
         Its peers fail when their collectives time out, or hang, and that does not say whom they waited for.
         """
-        if not self.states or (self._since is None and not self._is_hung(workers)):
+        if not self.states or (self._since is None and (self._only_looked or not self._is_hung(workers))):
             return None
         longest = max(int(state.quiet) for state in self.states)
         report = hang_report(self.states, timeout=longest, all_ranks=self._nodes == 1)
@@ -114,6 +129,7 @@ class StallWatch:
 
     def _inspect(self, workers: Sequence[WorkerProcess]) -> NodeFindings:
         self.states = self._detector.snapshots(workers)
+        self._only_looked = self._is_look
         stacks = {worker.rank: worker.diagnostics.dumps()[0][:_LONGEST_STACKS] for worker in workers}
         own = NodeFindings(self._peers.node, self.states, stacks)
         self._own = own
@@ -126,6 +142,7 @@ class StallWatch:
         reports = (peers.is_leader or peers.is_alone) and bool(peers.stalled) and not self._is_known
         findings = peers.findings() if peers.is_leader else [own]
         states = [state for found in findings for state in found.ranks]
+        self._look.take(findings)
         message = ""
         if reports and states and (_is_stall(states) or self._detector.nears_deadline):
             all_ranks = len({state.node for state in states}) == self._nodes
@@ -140,7 +157,7 @@ class StallWatch:
             peers.settle(message)  # before the files are written: the others may have a hung rank to end
         self._is_known |= bool(peers.stalled)  # also if it is not reported, or was before: ask no more
         where = None
-        if self._reports and self._reports.write_stall(findings, workers, self._is_told_to_stop):
+        if self._reports and not self._is_look and self._reports.write_stall(findings, workers, self._is_told_to_stop):
             where = self._reports.folder
         if message:
             self._show(message)

@@ -82,7 +82,7 @@ class Supervisor:
             settings.hang_timeout, self.ranks.node_rank, settings.stall_report, self._deadlines
         )
         self._watch = StallWatch(
-            self._detector, services.peers, services.progress, self.reports,
+            self._detector, services.peers, services.progress, self.reports, services.look,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
         self._agreed = services.agreement
@@ -103,6 +103,7 @@ class Supervisor:
             ranks = self.ranks.of_local_rank(local_rank)
             self._workers.append(self._start(ranks))
         self.services.table.follow(self._workers)
+        self.services.look.follow(self._workers)
         if self.ranks.node_rank == 0:
             self.services.progress.follow(self._workers[0].diagnostics)
         with selectors.DefaultSelector() as selector:
@@ -121,6 +122,7 @@ class Supervisor:
             self._watch.withdraw()
         self.services.progress.keep()
         self.services.table.follow(())
+        self.services.look.follow(())
         for worker in self._workers:
             worker.close()
         return report
@@ -176,6 +178,7 @@ class Supervisor:
             self._check_for_hang()
             self._check_returned()
             self.services.table.turn()
+            self.services.look.turn()
             self._agree()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._kill()

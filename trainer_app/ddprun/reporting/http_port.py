@@ -182,6 +182,7 @@ class ProgressPort(HttpPort):
         takes: as of ``HttpPort``.
         host: the only address to listen on.
         ranks: returns the answer to ``GET /ranks``; None without a launcher.
+        look: returns the answer to a request that is to look inside the ranks; None if it is another request.
     Raises:
         OSError, OverflowError: the port cannot be bound.
     """
@@ -193,9 +194,12 @@ class ProgressPort(HttpPort):
         takes: Callable[[socket.socket, bytes], bool] = lambda *_: False,
         *,
         ranks: Callable[[], Json] | None = None,
+        look: Callable[[Request], Answer | None] = lambda _: None,
         host: str | None = None,
     ) -> None:
         def answer(request: Request) -> Answer:
+            if (found := look(request)) is not None:
+                return found
             if request.method not in (b"GET", b"HEAD"):
                 return b"501 Not Implemented", {"error": "only GET"}
             if request.path == b"/progress":

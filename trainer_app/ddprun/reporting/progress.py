@@ -27,7 +27,10 @@ _AT_FIRST: Json = {
     "samplesPerSecond": None, "stepsPerSecond": None, "worldSize": None, "checkpoint": None, "checkpointProblem": None,
     "resumedFrom": None, "savingSeconds": 0.0, "fenced": False,
 }  # fmt: skip
-FACTS = {*_AT_FIRST, "schema", "seq", "ageSeconds", "changed", "isCounted", "percent", "etaSeconds", "stall", "pause"}
+FACTS = {
+    *_AT_FIRST, "schema", "seq", "ageSeconds", "changed", "isCounted", "percent", "etaSeconds",
+    "stall", "pause", "slow",
+}  # fmt: skip
 """Names in a report that no value of a program may have."""
 
 

@@ -12,7 +12,7 @@ from ddpjob.client.verdict.facts import Case
 from ddpjob.client.verdict.scheduler import NO_CLAIM, Meaning, meaning
 from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.scheduling import guard
-from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS
+from ddpjob.engine.suspects import NODES_NEEDED, UNSCHEDULABLE_SECONDS, banned
 
 _UNSEEN_SECONDS = 30.0
 """A scheduler looks at a new pod within a second; a busy one takes longer."""
@@ -62,7 +62,7 @@ def partly_placed(case: Case, found: Condition) -> Explanation:
 def unschedulable(case: Case, pod: PodView) -> Explanation:
     """Explain a pod that no Kubernetes node fits, by what the scheduler and an autoscaler say of it."""
     message, avoided = pod.unschedulable or "", _avoided(case)
-    found = meaning(message, len(case.status.avoid_nodes or ()))
+    found = meaning(message, len(banned(case.status)))
     if found.reason == "Volume":
         return _no_volume(case, pod, message, found)
     quoted = Evidence(kind="Pod", name=pod.name, field=_SCHEDULED, value=message)
@@ -70,7 +70,7 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
         return scaled
     why, event, given = scaled or Refusal()
     advice = given or found.advice(case.namespace)
-    if (nodes := case.status.avoid_nodes) and not advice:
+    if (nodes := banned(case.status)) and not advice:
         hint = f"no other Kubernetes node fits, so the job uses it again after {UNSCHEDULABLE_SECONDS} s"
         advice = hint, DESCRIBE_NODE.format(node=nodes[0].node_name)
     hint, todo = advice or ("", f"kubectl describe pod {pod.name} -n {case.namespace}")
@@ -89,7 +89,7 @@ def unschedulable(case: Case, pod: PodView) -> Explanation:
 
 def _avoided(case: Case) -> str:
     """Return the Kubernetes nodes that the pods avoid, why and until when; empty if they avoid none."""
-    nodes = case.status.avoid_nodes or ()
+    nodes = banned(case.status)
     return ", ".join(f"{node.node_name} until {node.until} ({node.reason})" for node in nodes)
 
 

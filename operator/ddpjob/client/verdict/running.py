@@ -4,7 +4,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.status import RETURNED, Progress
+from ddpjob.api.objects import element
+from ddpjob.api.status import RETURNED, Progress, SlowStatus
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
@@ -17,11 +18,14 @@ from ddpjob.engine.obstacles import (
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
     SHARED,
+    TRAINING_SLOW,
     TRAINING_STALLED,
     for_silent_node,
+    slow_advice,
 )
 from ddpjob.engine.scheduling.elastic import RUNNING_SMALLER
 from ddpjob.engine.scheduling.kueue import QUEUE_UNAVAILABLE
+from ddpjob.engine.suspects import PARTS_OF_NODES
 
 _QUIET_SECONDS = 120.0
 """A trainer that makes steps reports one in this time; evaluations and saves take shorter, or have another phase."""
@@ -113,10 +117,13 @@ def running(case: Case) -> Explanation:
         return _with_problem(case, reason, message, quoted, case.logs_command())
     if progress is not None and progress.phase == RETURNED:
         return _returned(case, reason, progress, quoted)
-    if has_stepped and progress is not None:
-        seen = _quiet(case, progress) or _diverged(case, progress) or _slow(case, progress)
-        if seen is not None:
-            return seen
+    seen = (_quiet(case, progress) or _diverged(case, progress)) if has_stepped and progress is not None else None
+    if seen is None and reason == TRAINING_SLOW:
+        seen = _slow_rank(case, message, quoted)
+    if seen is None and has_stepped and progress is not None:
+        seen = _slow(case, progress)
+    if seen is not None:
+        return seen
     if reason in (QUEUE_UNAVAILABLE, SHARED):
         return _with_problem(case, reason, message, quoted, "what the message says")
     if not has_stepped:
@@ -125,6 +132,9 @@ def running(case: Case) -> Explanation:
     if reason == RUNNING_SMALLER:
         done += f"; {message}"
     values = [case.of_job("status.progress.display", progress.display)] if progress is not None else []
+    slow = [node for node in case.status.avoid_nodes or () if node.is_slow]
+    done += "".join(f"; it prefers other Kubernetes nodes than {node.node_name}, which was {node.why}" for node in slow)
+    values += [case.of_job(f"status.avoidNodes[{node.node_name}].attempts", node.attempts) for node in slow]
     sentence = f"{case.name} trains in attempt {case.attempt.number}{done}"
     step = progress.step if progress is not None else None
     return case.verdict("Running", reason, sentence, [quoted, *values], step=step)
@@ -249,6 +259,63 @@ def _diverged(case: Case, progress: Progress) -> Explanation | None:
         hint=DIVERGED, next=f"ddpjob plot {case.name} shows from which step; create the job again from a checkpoint "
         "before it, with a lower learning rate",
     )  # fmt: skip
+
+
+def _slow_rank(case: Case, message: str, quoted: Evidence | None) -> Explanation:
+    """Explain a training whose ranks wait for the same rank in each step."""
+    found = case.status.slow
+    values = [case.of_job(f"status.slow.{name}", value) for name, value in (found.wire() if found else {}).items()]
+    hint, todo, earlier = slow_advice(found.part if found else None), f"ddpjob top {case.name}", ""
+    more: list[Evidence] = []
+    if found is not None and found.part == "throttled":
+        todo, more = _throttled(case, found.rank)
+    elif found is not None and found.part in PARTS_OF_NODES:
+        earlier, does, more = _of_slow_node(case, found)
+        hint = "; ".join(filter(None, (hint, does)))
+    return case.verdict(
+        "Slow",
+        TRAINING_SLOW,
+        f"{case.name} is slow: {found.text() if found else message}{earlier}",
+        [*values, *more, quoted],
+        is_abnormal=True,
+        rank=found.rank if found else None,
+        node_name=found.node_name if found else None,
+        hint=hint,
+        next=todo,
+    )
+
+
+def _throttled(case: Case, rank: int | None) -> tuple[str, list[Evidence]]:
+    """Return what to do about a rank that the CPU limit stops, and the limit of its container as evidence."""
+    nproc = case.job.nproc_per_node if case.job is not None else 1
+    pod = next((pod for pod in case.current if rank is not None and pod.node_rank == rank // nproc), None)
+    spec = case.raw[pod.name].get("spec") or {} if pod is not None else {}
+    limits = element(spec.get("containers"), "name", "trainer").get("resources") or {}
+    limit = (limits.get("limits") or {}).get("cpu")
+    todo = "create the job again with a higher spec.resources.limits.cpu, or with fewer workers of the DataLoader"
+    if pod is None or limit is None:
+        return todo, []
+    path = "spec.containers[trainer].resources.limits.cpu"
+    return f"{todo}: it is {limit}", [Evidence(kind="Pod", name=pod.name, field=path, value=str(limit))]
+
+
+def _of_slow_node(case: Case, found: SlowStatus) -> tuple[str, str, list[Evidence]]:
+    """Return what earlier attempts show of a slow node, what the job does about it, and the evidence."""
+    asks = bool((case.spec.get("scheduling") or {}).get("avoidSlowNodes"))
+    seen = [each for each in case.status.slow_nodes or () if each.attempt != case.attempt.number]
+    elsewhere = sorted({each.node_name for each in seen if each.rank == found.rank} - {found.node_name})
+    same = sorted({each.attempt for each in seen if each.node_name == found.node_name})
+    text = does = ""
+    if elsewhere:
+        text = f"; it was slow on {', '.join(elsewhere)}, too"
+        does = "its own work takes longer wherever it runs, so no Kubernetes node is avoided for it"
+    elif same:
+        text = f"; the node was slow in attempt{'s' * (len(same) > 1)} {', '.join(map(str, same))}, too"
+        does = "after ten minutes of this, the next attempt prefers other Kubernetes nodes"
+    elif not (asks or case.is_local):
+        does = "with scheduling.avoidSlowNodes, attempts prefer other Kubernetes nodes than one slow in two attempts"
+    known = "; ".join(f"{each.node_name}: attempt {each.attempt}, rank {each.rank}" for each in seen)
+    return text, does, [case.of_job("status.slowNodes", known)] if known else []
 
 
 def _slow(case: Case, progress: Progress) -> Explanation | None:

@@ -1,0 +1,231 @@
+"""A profile of some steps of all ranks: asked for, fetched from the launcher of node 0, and merged into one file."""
+
+import base64
+import contextlib
+import gzip
+import json
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from pydantic import ConfigDict, Field
+
+from ddpjob.api.model import WireModel
+from ddpjob.api.objects import Json
+from ddpjob.client.ranks import OfAllRanks, expected, parsed_answer
+from ddpjob.client.stacks import Ask
+from ddpjob.client.trace import RankTrace, Spans, Wait, clock_offset, waits
+from ddpjob.errors import DDPJobError, UnavailableError
+
+_INTERVAL, _SLOWEST = 0.2, 30.0  # seconds between questions; until a part of a trace has come
+_LATE = 15.0  # seconds after the end of the profile in which the ranks write their traces
+_LONGEST_TRACE, _LONGEST_FILE = 256 * 2**20, 2**30  # bytes of JSON, of a rank and in all
+_MOST_WAITS = 10
+_PAUSES = (0.5, 2.0)  # seconds until a question is asked again
+_ENDED = ("done", "failed", "ended")
+
+
+class RankProfile(WireModel):
+    """One rank in a profile."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    rank: int
+    """Global rank."""
+    node: int
+    """node_rank of its node."""
+    state: str
+    """done; failed; ended: the process; or what it did last: asked, waits, profiles, writes."""
+    first: int = 0
+    """Number of the first profiled step."""
+    steps: int = 0
+    """Number of profiled steps."""
+    error: str = ""
+    """Why there is no trace of this rank."""
+    step_seconds: float | None = None
+    """Time of a step, in the mean."""
+    wait_seconds: float | None = None
+    """Of that, the wait in collectives until the last rank has begun them."""
+    data_seconds: float | None = None
+    """Of that, the time in a DataLoader."""
+    waits_for: int | None = None
+    """The rank for which it waits longest."""
+
+
+class Profile(OfAllRanks):
+    """Some steps of all ranks of a job."""
+
+    file: str
+    """The Chrome trace, for https://ui.perfetto.dev and chrome://tracing; the number of a process is its rank."""
+    is_cut: bool = False
+    """Events of the last ranks are left out of the file, because it has its greatest length."""
+    clock_offsets: dict[int, float] = Field(default_factory=dict)
+    """By node_rank: seconds that were added to its clock."""
+    not_aligned: list[int] = Field(default_factory=list)
+    """node_ranks whose clocks are as they were: no collective is common to them and to the first rank."""
+    ranks: list[RankProfile]
+    """By rank."""
+    waits: list[Wait]
+    """The longest waits, the longest first."""
+
+
+def take_profile(
+    head: Json, ask: Ask, steps: int, to: Path, *, timeout: float, on_progress: Callable[[str], None] | None
+) -> Profile:
+    """Profile, write the trace, and return what it says.
+
+    Args:
+        head: the fields of the profile that are known of the job.
+    """
+    say, job = on_progress or (lambda _: None), str(head["job"])
+    with expected(job):
+        number = int(parsed_answer(job, ask("POST", f"profile/{int(steps)}/{int(timeout)}"))["number"])
+    ask = _patient(ask)
+    reports, world_size = _reports(job, ask, number, timeout, say)
+    rows = {row.rank: row for row in reports}
+    merged = _Merged(rows)
+    if not any(row.state == "done" for row in rows.values()):
+        raise _no_trace(job, reports, timeout)
+    partial = to.with_name(f".{to.name}.part")
+    try:
+        with gzip.open(partial, "wt", compresslevel=5) as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for row in [row for row in reports if row.state == "done"]:
+                say(f"reads the trace of rank {row.rank}")
+                merged.add(row, _fetched(job, ask, number, row), file)
+            file.write("\n]}\n")
+        partial.replace(to)
+    except OSError as error:
+        raise DDPJobError(f"{to} cannot be written: {error.strerror}", "", "name another file with --to") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return merged.profile(head | {"world_size": world_size, "file": str(to)})
+
+
+def _patient(ask: Ask) -> Ask:
+    """Return what asks again if an answer is lost, which one of many may be on the way through an API server."""
+
+    def asked(method: str, path: str) -> bytes:
+        for pause in _PAUSES:
+            try:
+                return ask(method, path)
+            except UnavailableError:
+                time.sleep(pause)
+        return ask(method, path)
+
+    return asked
+
+
+def _reports(
+    job: str, ask: Ask, number: int, timeout: float, say: Callable[[str], None]
+) -> tuple[list[RankProfile], int]:
+    """Return what the ranks say when all have ended the profile, or at the end of the time; and their number."""
+    end = time.monotonic() + timeout + _LATE
+    while True:
+        answer = parsed_answer(job, ask("GET", f"profile/{number}"))
+        with expected(job):
+            rows = sorted((RankProfile.model_validate(row) for row in answer["ranks"]), key=lambda row: row.rank)
+            size = int(answer["worldSize"])
+        if sum(row.state in _ENDED for row in rows) == size or time.monotonic() >= end:
+            return rows, size
+        states = Counter(row.state for row in rows)
+        say(", ".join(f"{count} of {size} ranks: {state}" for state, count in states.items()))
+        time.sleep(_INTERVAL)
+
+
+def _no_trace(job: str, rows: list[RankProfile], timeout: float) -> UnavailableError:
+    if failed := next((row for row in rows if row.error), None):
+        return UnavailableError(
+            f"no rank of {job} has given a trace; rank {failed.rank}: {failed.error}",
+            "the profiler of PyTorch does not work in the ranks as the error says",
+            f"ddpjob logs {job} --node {failed.node}",
+        )
+    return UnavailableError(
+        f"no rank of {job} has ended a step in {timeout:g} s",
+        "the ranks hang, have ended, have longer steps, or have no optimizer of torch.optim that makes them",
+        f"ddpjob stacks {job} shows what they do; --timeout gives longer steps more time",
+    )
+
+
+def _fetched(job: str, ask: Ask, number: int, row: RankProfile) -> Json | None:
+    """Return the trace of a rank; None if it has gone, is damaged, or is too long."""
+    unpack, content, offset, end = zlib.decompressobj(wbits=31), bytearray(), 0, time.monotonic() + _SLOWEST
+    while time.monotonic() < end:
+        part = parsed_answer(job, ask("GET", f"profile/{number}/{row.rank}/{offset}"))
+        if "data" not in part:
+            time.sleep(_INTERVAL / 4)
+            continue
+        with contextlib.suppress(ValueError, zlib.error, TypeError):
+            data = base64.b64decode(part["data"])
+            content += unpack.decompress(data, _LONGEST_TRACE - len(content))
+            offset, end = offset + len(data), time.monotonic() + _SLOWEST
+            if data and not unpack.eof and not unpack.unconsumed_tail and len(content) < _LONGEST_TRACE:
+                continue
+            if unpack.eof:
+                return dict(json.loads(content))
+        return None
+    return None
+
+
+class _Merged:
+    """The traces that were read until now, without their events: these are in the file."""
+
+    def __init__(self, rows: dict[int, RankProfile]) -> None:
+        self._rows = rows
+        self._first: RankTrace | None = None
+        self._offsets: dict[int, float] = {}  # by node, in microseconds
+        self._not_aligned: set[int] = set()
+        self._collectives: dict[int, Spans] = {}
+        self._written, self._is_cut = 0, False
+
+    def add(self, row: RankProfile, content: Json | None, file: IO[str]) -> None:
+        """Write the events of a rank."""
+        try:
+            trace = RankTrace.of(row.rank, row.node, row.first, content or {})
+        except (ValueError, TypeError, KeyError):
+            self._rows[row.rank] = row.model_copy(update={"state": "failed", "error": "its trace cannot be read"})
+            return
+        first = self._first = self._first or trace
+        if row.node not in self._offsets:
+            found = clock_offset(first.collectives, trace.collectives) if row.node != first.node else 0.0
+            self._offsets[row.node] = found or 0.0
+            if found is None:
+                self._not_aligned.add(row.node)
+        offset = self._offsets[row.node]
+        spans = trace.collectives.items()
+        self._collectives[row.rank] = {key: (begin + offset, end + offset) for key, (begin, end) in spans}
+        if trace.steps:
+            count = len(trace.steps)
+            length = (trace.steps[-1][1] - trace.steps[0][0]) / count / 1e6
+            known = {"step_seconds": length, "data_seconds": trace.data / count / 1e6, "steps": count}
+            self._rows[row.rank] = row.model_copy(update=known)
+        self._write(trace.shown(first.base, offset), file)
+
+    def _write(self, events: Iterator[Json], file: IO[str]) -> None:
+        for event in events:
+            text = json.dumps(event)
+            if self._written + len(text) > _LONGEST_FILE:
+                self._is_cut = True
+                return
+            file.write((",\n" if self._written else "") + text)
+            self._written += len(text)
+
+    def profile(self, head: Json) -> Profile:
+        """Return what all traces say."""
+        found, seconds = waits(self._collectives)
+        blamed: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for wait in found:
+            blamed[wait.rank][wait.for_rank] += wait.seconds
+        for rank, row in self._rows.items():
+            if rank in seconds and row.steps:
+                longest = max(blamed[rank].items(), key=lambda item: item[1], default=(None, 0.0))[0]
+                known = {"wait_seconds": seconds[rank] / row.steps, "waits_for": longest}
+                self._rows[rank] = row.model_copy(update=known)
+        return Profile(
+            **head, ranks=list(self._rows.values()), waits=found[:_MOST_WAITS], is_cut=self._is_cut,
+            clock_offsets={node: offset / 1e6 for node, offset in self._offsets.items()},
+            not_aligned=sorted(self._not_aligned),
+        )  # fmt: skip

@@ -1,0 +1,317 @@
+"""Where the time of a rank's steps goes, in memory that its launcher reads: no collective, no line in the script.
+
+DistributedDataParallel makes the steps of all ranks equally long, because each waits for the slowest. What differs is
+the wait: the reducer of PyTorch measures it (``_get_ddp_logging_data``, in nanoseconds) for one of several iterations,
+as well as the forward and the backward pass. It is a prototype interface; without it, nothing is measured. Hooks of
+this process time the rest.
+
+The numbers are sums that only grow. The rank records them when the number of iterations passes a multiple of a power of
+two, so the launchers can compare all ranks between the same two iterations.
+"""
+
+import contextlib
+import functools
+import gc
+import math
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from threading import get_ident
+from time import monotonic
+from types import ModuleType
+from typing import Any
+
+from ddprun.resources import throttled_seconds
+
+_KEPT = 32  # records; a launcher reads them once a second
+_WARM_UP = 16  # iterations that are not measured: the reducer still groups its buckets
+_SAMPLED, _SAMPLED_CUDA = 0.1, 1.0  # seconds between iterations that the reducer measures; it then waits for the GPU
+_WINDOW = 2.0  # seconds between records at most, unless that is less than _FEWEST measured iterations
+_FEWEST = 8  # measured iterations between records
+_LONGEST_IDLE = 64  # steps between calls while nothing is measured
+_MANY = 1024  # ranks from which on records are less frequent, for the launcher of node 0
+_UNTOUCHED_CUDA = 128  # iterations on a GPU at PyTorch's own rate: a script may capture a CUDA graph in the first ones
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """The sums of one rank at an iteration; times in seconds.
+
+    Attributes:
+        iteration: of DistributedDataParallel, in which the ranks exchange gradients; a multiple of a power of two.
+        time: of CLOCK_MONOTONIC.
+        samples: measured iterations; the sums until ``hook`` are of these only, the others of all iterations.
+        wait, wait_squares: from the end of this rank's own work until all gradients are exchanged.
+        forward: from the call of the module to the backward pass, so with the loss. backward: this rank's own work.
+        buffers: of all iterations, as what follows: the broadcast of buffers, where all ranks wait for rank 0.
+        hook: in the communication hook that the script has registered.
+        data: of a DataLoader. optimizer: its steps. collection: Python's collection of garbage.
+        queued: time in which the thread that trains could run and the kernel did not run it.
+        throttled: of the container, by its CPU limit.
+    """
+
+    iteration: int = 0
+    time: float = 0.0
+    samples: float = 0.0
+    wait: float = 0.0
+    wait_squares: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    buffers: float = 0.0
+    hook: float = 0.0
+    data: float = 0.0
+    optimizer: float = 0.0
+    collection: float = 0.0
+    queued: float = 0.0
+    throttled: float = 0.0
+
+    @classmethod
+    def checked(cls, record: Sequence[object]) -> "StepSums":
+        """Return the sums in a message. Raises ``ValueError`` or ``TypeError`` if they are none."""
+        iteration, *times = record
+        if (
+            len(record) != len(cls.__slots__)
+            or type(iteration) is not int
+            or not 0 < iteration < 2**53
+            or not all(type(each) is float for each in times)
+        ):
+            raise ValueError("no sums of steps")
+        found = cls(iteration, *times)  # type: ignore[arg-type]
+        if not all(map(math.isfinite, times)):  # type: ignore[arg-type]
+            raise ValueError("a sum of steps is not finite")
+        return found
+
+
+_RECORD = struct.Struct("=q13dq")  # the iteration again at the end: a reader takes only whole records
+SIZE = _KEPT * _RECORD.size
+
+
+def read(memory: bytes) -> list[StepSums]:
+    """Return the records in the order of their times."""
+    records = (_RECORD.unpack_from(memory, number * _RECORD.size) for number in range(_KEPT))
+    whole = (StepSums(*record[:-1]) for record in records if record[0] > 0 and record[0] == record[-1])
+    return sorted(whole, key=lambda sums: sums.time)
+
+
+def power_of_two(limit: float) -> int:
+    """Return the largest power of two that is not above the limit; 1 if there is none."""
+    return 1 << max(0, int(limit).bit_length() - 1)
+
+
+class StepParts:
+    """Measures the steps of this process.
+
+    Args:
+        memory: SIZE bytes shared with the launcher.
+        world_size: of the group.
+        data_wait: returns the seconds that this process has waited for data in all.
+        may_write: whether this process is the one whose steps are the rank's.
+
+    Attributes:
+        due: steps until ``look`` is to be called; the caller counts them down.
+    """
+
+    def __init__(
+        self,
+        memory: memoryview,
+        world_size: int,
+        data_wait: Callable[[], float],
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._window = _WINDOW * max(1.0, world_size / _MANY)
+        self._memory, self._data_wait, self._may_write = memory, data_wait, may_write
+        self._modules: list[_Module] = []
+        self._is_off = False  # after an error: it must not end a step of the script
+        self._every, self._between = 1, _FEWEST
+        self.due, self._idle = 1, 1
+        self._began_step = self._began_collection = 0.0
+        self._buffers = self._hook = self._optimizer = self._collection = 0.0
+        self._sampled = [0.0] * 5  # samples, wait, wait_squares, forward, backward
+        self._recorded = self._number = 0  # the newest iteration with a record; the number of records
+        self._newest: _Module | None = None
+        self._paced: tuple[int, float] | None = None  # iteration and time
+        self._main_thread = threading.main_thread().ident
+
+    def begin_step(self, *_: object) -> None:
+        """Take note that an optimizer begins its step."""
+        self._began_step = monotonic()
+
+    # A compiled step would warn of what it cannot trace.
+    begin_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def look(self, now: float) -> None:
+        """Take what was measured, when the step of an optimizer has ended. now: CLOCK_MONOTONIC, in seconds."""
+        if not self._modules or self._is_off or not self._may_write():
+            self.due = self._idle = min(2 * self._idle, _LONGEST_IDLE)
+            return
+        self._idle = 1
+        if self._began_step:
+            self._optimizer += (now - self._began_step) * self._every  # one step for all since the last call
+            self._began_step = 0.0
+        try:
+            self._look(now)
+        except Exception:  # a prototype interface, which another release may change
+            self._is_off = True
+        self.due = self._every
+
+    def follow(self, module: Any) -> None:
+        """Measure the iterations of a new DistributedDataParallel."""
+        self._modules = [each for each in self._modules if each.module() is not None]
+        self._modules.append(_Module(weakref.ref(module)))
+        self.due = 1
+
+    def timed_buffers(self, synchronize: Callable[..., None]) -> Callable[..., None]:
+        """Return the function of PyTorch that broadcasts the buffers of a module as one whose calls are timed."""
+
+        @functools.wraps(synchronize)
+        def timed(*args: Any) -> None:
+            began = monotonic()
+            try:
+                synchronize(*args)
+            finally:
+                self._buffers += monotonic() - began
+
+        return timed
+
+    def timed_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the communication hook of a script as one whose calls are timed."""
+
+        @functools.wraps(hook)
+        def timed(*args: Any) -> Any:
+            began = monotonic()
+            try:
+                return hook(*args)
+            finally:
+                self._hook += monotonic() - began
+
+        return timed
+
+    def collected(self, phase: str, _: object) -> None:
+        """Take note of a collection of garbage, as a member of ``gc.callbacks``."""
+        if get_ident() != self._main_thread:
+            return
+        if phase == "start":
+            self._began_collection = monotonic()
+        elif self._began_collection:
+            self._collection += monotonic() - self._began_collection
+            self._began_collection = 0.0
+
+    def _look(self, now: float) -> None:
+        """Take what the reducers have measured, and record the sums if it is time.
+
+        The iterations are those of the module whose iteration has advanced last: a script may train several in turn.
+        """
+        for each in self._modules:
+            module = each.module()
+            if module is None:
+                continue
+            found: dict[str, Any] = module._get_ddp_logging_data()
+            iteration = int(found.get("iteration", 0))
+            if iteration <= each.seen:
+                continue
+            each.seen = iteration
+            if iteration > _WARM_UP:
+                self._add(found)
+            if each is not self._newest:
+                self._newest, self._recorded, self._paced = each, 0, None
+        newest = self._newest
+        if newest is None:
+            return
+        boundary = newest.seen - newest.seen % self._between
+        if boundary > max(self._recorded, _WARM_UP):
+            self._recorded = boundary
+            self._record(boundary, now)
+            self._set_pace(newest, now)
+        elif newest.rate == 0 and newest.seen > _WARM_UP // 2:
+            self._set_pace(newest, now)
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        total, overlap = found.get("backward_comm_time", 0), found.get("backward_compute_comm_overlap_time", 0)
+        wait = max(0, total - overlap) / 1e9
+        forward, backward = (found.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time"))
+        for place, value in enumerate((1.0, wait, wait * wait, forward, backward)):
+            self._sampled[place] += value
+
+    def _record(self, iteration: int, now: float) -> None:
+        samples, wait, wait_squares, forward, backward = self._sampled
+        sums = StepSums(
+            iteration, now, samples, wait, wait_squares, forward, backward, self._buffers,
+            self._hook, self._data_wait(), self._optimizer, self._collection, _queued_seconds(), throttled_seconds(),
+        )  # fmt: skip
+        self._number += 1
+        place = self._number % _KEPT * _RECORD.size
+        struct.pack_into("=q", self._memory, place, 0)
+        _RECORD.pack_into(self._memory, place, *astuple(sums), iteration)
+
+    def _set_pace(self, newest: "_Module", now: float) -> None:
+        """Choose how many iterations are measured and recorded, by the time that one has taken since the last call."""
+        before, self._paced = self._paced, (newest.seen, now)
+        module = newest.module()
+        if module is None or before is None or newest.seen <= before[0]:
+            return
+        is_on_gpu = getattr(module, "device_type", "cpu") != "cpu"
+        seconds = (now - before[1]) / (newest.seen - before[0])
+        self._every = power_of_two((_SAMPLED_CUDA if is_on_gpu else _SAMPLED) / seconds)
+        self._between = max(_FEWEST * self._every, power_of_two(self._window / seconds))
+        if newest.rate != self._every and not (is_on_gpu and newest.seen < _UNTOUCHED_CUDA):
+            newest.rate = self._every
+            module._set_ddp_runtime_logging_sample_rate(self._every)
+
+
+@dataclass
+class _Module:
+    """A DistributedDataParallel: the iteration that was seen last, and the rate that was set; 0 for none."""
+
+    module: Callable[[], Any]
+    seen: int = 0
+    rate: int = 0
+
+
+def _queued_seconds() -> float:
+    """Return for how long this thread could run while the kernel ran others, or its container was throttled.
+
+    By proc(5), if the kernel was built with it.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
+    """Put the hooks into PyTorch as the script imports it.
+
+    Args:
+        after_import: calls a function with a module when that has been imported.
+    """
+
+    def optimizers(module: ModuleType) -> None:
+        if add := getattr(module, "register_optimizer_step_pre_hook", None):
+            add(parts.begin_step)
+
+    def data_parallel(module: ModuleType) -> None:
+        wrapped: Any = getattr(module, "DistributedDataParallel", None)
+        names = ("_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "_sync_buffers")
+        if not all(hasattr(wrapped, name) for name in names):
+            return
+        begin, register = wrapped.__init__, wrapped.register_comm_hook
+
+        @functools.wraps(begin)
+        def begun(self: Any, *args: Any, **options: Any) -> None:
+            begin(self, *args, **options)
+            parts.follow(self)
+
+        @functools.wraps(register)
+        def registered(self: Any, state: object, hook: Any) -> None:
+            register(self, state, parts.timed_hook(hook) if callable(hook) else hook)
+            with contextlib.suppress(AttributeError, IndexError):  # what is pickled with the module is the script's own
+                self._comm_hooks[-1] = (hook, state)
+
+        wrapped.__init__, wrapped.register_comm_hook = begun, registered
+        wrapped._sync_buffers = parts.timed_buffers(wrapped._sync_buffers)
+
+    after_import("torch.optim.optimizer", optimizers)
+    after_import("torch.nn.parallel.distributed", data_parallel)
+    gc.callbacks.append(parts.collected)
