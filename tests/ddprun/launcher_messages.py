@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 
 
 def group_secret(env: dict[str, str], *, nnodes: int, nproc: int = 1) -> bytes:
