@@ -28,8 +28,8 @@ def trained(group: Group, steps: int = 12) -> Group:
 
 def test_equal_replicas_are_compared_and_no_difference_is_reported() -> None:
     group = trained(Group(), 40)
-    assert group.replicas.compared is not None
-    assert group.replicas.compared >= 38
+    assert group.replicas.agreed is not None
+    assert group.replicas.agreed >= 38 - len(group.plan)
     assert len(group.plan) % 2 == 1
     assert all(len(names) <= MOST for names in group.plan)
 
@@ -46,6 +46,8 @@ def test_a_flipped_bit_is_found_in_the_first_comparison_of_its_tensor(ranks: int
     assert found.ranks == ((1,) if ranks > 2 else ())
     assert found.agreed is not None
     assert found.agreed < first
+    assert group.replicas.agreed is not None
+    assert group.replicas.agreed < first
     expected = "rank 1 (node 0) from most others" if ranks > 2 else "between the ranks"
     assert f"{name} differs {expected} since step {first} (equal at step {found.agreed})" in found.message(name, 8)
 
@@ -94,7 +96,7 @@ def test_ranks_that_begin_with_different_parameters() -> None:
     nn.init.normal_(group.modules[1][2].weight)
     found = group.run(40)
     assert found is not None
-    assert (group.name(found), found.cause, found.ranks, found.agreed) == ("2.weight", "start", (1,), None)
+    assert (group.name(found), found.cause, found.ranks, found.agreed) == ("2.weight", "seed", (1,), None)
 
 
 def test_a_parameter_that_is_in_no_module_is_named_by_its_place() -> None:
@@ -267,7 +269,7 @@ def test_ranks_of_which_one_is_missing_are_not_compared() -> None:
     for rank in range(2):
         replicas.take(rank, [Digests(1, 4, 1.0, 3, 5, 0, 7, 8, 0, (rank,) * MOST)] * 2)
     replicas.turn()
-    assert replicas.compared is None
+    assert replicas._compared == {}
 
 
 def test_groups_are_small_and_odd_in_number() -> None:

@@ -12,6 +12,7 @@ ranks that average models have no equal parameters, and abstain.
 import contextlib
 import hashlib
 import json
+import math
 import struct
 import weakref
 import zlib
@@ -31,7 +32,7 @@ _FIRST, _MOST_STEPS = 4, 2**16  # steps between records: of the first two, and a
 _OPTIMIZERS = 8
 _SETTINGS = 4  # param groups whose settings are compared
 _NO_SYNC = 1  # of the flags; the bits of buffers and of parameters outside of DistributedDataParallel follow
-_BUFFERS_AT, _OUTSIDE_AT = 8, 16
+_BUFFERS_AT, _OUTSIDE_AT, _GROUPS_AT = 8, 16, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Digests:
         time: of CLOCK_MONOTONIC. step: of the training, as the rank reports it.
         layout: digest of the names and shapes of all tensors. group: its number.
         settings: digest of learning rates and the like. gradients: of a part of the gradients; 0 for none.
-        flags: see ``is_unsynchronized``, ``is_buffer`` and ``is_outside``.
+        flags: see ``is_unsynchronized``, ``is_buffer``, ``is_outside`` and ``groups``.
         values: of each tensor of the group, then zeros.
     """
 
@@ -73,6 +74,11 @@ class Digests:
     def is_outside(self, place: int) -> bool:
         """Return whether the tensor is a parameter that is in no DistributedDataParallel."""
         return bool(self.flags >> _OUTSIDE_AT + place & 1)
+
+    @property
+    def groups(self) -> int:
+        """The number of groups that have tensors."""
+        return self.flags >> _GROUPS_AT
 
     def wire(self) -> list[object]:
         *numbers, values = astuple(self)
@@ -154,6 +160,7 @@ class _Optimizer:
     groups: list[list[_Tensor]] = field(default_factory=list)
     modules: list[Any] = field(default_factory=list)
     looked: tuple[int, float] | None = None  # count and time
+    seconds: float = 0.0  # of a step
     cost: float = 0.0  # seconds of a record
 
 
@@ -226,9 +233,10 @@ class ReplicaAudit:
         before, known.looked = known.looked, (known.count, now)
         if before is not None and known.count > before[0]:
             seconds = max(1e-6, (now - before[1]) / (known.count - before[0]))
-            wanted = max(known.cost * len(self._known) / _SHARE, self._interval) / seconds
+            known.seconds = min(seconds, 1.25 * known.seconds) if known.seconds else seconds  # a pause is no slow step
+            wanted = max(known.cost * len(self._known) / _SHARE, self._interval) / known.seconds
             if not wanted <= known.every <= 4 * wanted:  # a pace that changes often has few counts in common
-                known.every = min(1 << max(0, int(wanted) - 1).bit_length(), _MOST_STEPS)
+                known.every = min(1 << max(0, math.ceil(wanted) - 1).bit_length(), _MOST_STEPS)
         return known.every - known.count % known.every
 
     def _record(self, known: _Optimizer, optimizer: Any) -> None:
@@ -246,9 +254,10 @@ class ReplicaAudit:
         digests = [*_digested(torch, tensors), _gradients(torch, tensors)]
         is_off = self._has_no_sync or not all(module.require_backward_grad_sync for module in known.modules)
         self._has_no_sync = False
+        groups = sum(map(bool, known.groups)) << _GROUPS_AT
         numbers = [
             known.number, known.count, self._step(), known.layout, known.count % len(known.groups),
-            _settings(optimizer), is_off * _NO_SYNC | _masks(tensors),
+            _settings(optimizer), is_off * _NO_SYNC | _masks(tensors) | groups,
         ]  # fmt: skip
         found = torch.stack([digest.view(torch.int64) for digest in digests])
         if found.is_cuda:

@@ -170,7 +170,7 @@ class DivergedStatus(StatusPart):
     tensor: str | None = None
     """Its name in the module."""
     cause: str | None = None
-    """The likely mistake: noSync, gradients, settings, outside, start, optimizer or memory."""
+    """The likely mistake: noSync, gradients, settings, outside, seed, optimizer or memory."""
 
     def text(self) -> str:
         """Return which tensor differs, and since when."""

@@ -66,7 +66,8 @@ class NodeRanks:
         self._workers = workers
         self._paces = {worker.rank: _Pace() for worker in workers}
         self._slow, self._given, self._progress.slow = SlowRanks(self._ranks.nproc_per_node), {}, None
-        self._replicas, self._progress.diverged = Replicas(self._ranks.world_size), None
+        self._replicas = Replicas(self._ranks.world_size)
+        self._progress.diverged = self._progress.agreed_step = None
         self._peers.steps.clear()
 
     def turn(self) -> None:
@@ -98,6 +99,7 @@ class NodeRanks:
         before, diverged = self._slow.verdict, self._replicas.verdict
         self._slow.turn(time.monotonic())
         self._replicas.turn()
+        self._progress.agreed_step = self._replicas.agreed
         if self._slow.verdict is not before:
             self._report(before, self._slow.verdict)
         if self._replicas.verdict is not diverged:

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field, replace
 from ddprun.replica_audit import MOST, Digests
 
 CAUSES = {
-    "noSync": "its gradients were not exchanged: no_sync was in effect in the last backward pass of the step",
-    "gradients": "its gradients were not exchanged: the script called the module without DistributedDataParallel",
+    "noSync": "the gradients differ: the last backward pass of a step was under no_sync",
+    "gradients": "the gradients differ: the script calls the module without DistributedDataParallel, or changes them on "
+    "some ranks only",
     "settings": "the learning rate, or another setting of the optimizer, is not the same on all ranks",
     "outside": "it is not in a DistributedDataParallel module",
-    "start": "the ranks began with different values: set after DistributedDataParallel was made, by another seed or "
-    "checkpoint on each rank",
-    "optimizer": "the ranks made different steps from the same gradients: the state of the optimizer, or random "
-    "numbers in its step, differ",
+    "seed": "the ranks have set it to different values after DistributedDataParallel was made, by another seed or "
+    "checkpoint on each of them",
+    "optimizer": "most tensors differ, and neither gradients nor settings do: a rank has loaded other weights or another "
+    "state of the optimizer, or drawn other random numbers in a step",
     "memory": "nothing else differs: a bit of this rank's memory has changed, or its code writes to this tensor",
 }
 """Likely mistakes, and what is said of a tensor that differs between the ranks."""
@@ -74,13 +75,14 @@ class Replicas:
     """The records of all ranks that are not compared yet, and the verdict that follows from them.
 
     Attributes:
-        compared: the newest step at which the ranks were compared; None before the first.
+        agreed: at this step, or later, each tensor was found equal, and none differs; None before all were compared.
     """
 
     world_size: int
     verdict: Diverged | None = None
-    compared: int | None = None
+    agreed: int | None = None
     _records: dict[int, dict[tuple[int, int], Digests]] = field(default_factory=dict)
+    _compared: dict[tuple[int, int, int], int] = field(default_factory=dict)  # the last step of each group
     _agreed: dict[_Tensor, tuple[int, int]] = field(default_factory=dict)  # the last step, and the value
     _differ: dict[_Tensor, _Difference] = field(default_factory=dict)
 
@@ -103,7 +105,6 @@ class Replicas:
         first = records[min(records)]
         if any((one.layout, one.group) != (first.layout, first.group) for one in records.values()):
             return  # the ranks train different models
-        self.compared = first.step
         for tensor, values in _columns(first, records):
             if len(set(values.values())) == 1:
                 self._agreed[tensor] = first.step, values[min(values)]
@@ -120,6 +121,10 @@ class Replicas:
                 self._differ[tensor] = _Difference(first.step, agreed, values, _cause(tensor[-1], agreed, records))
             elif self.verdict is None:
                 self.verdict = self._proven(tensor, before)
+        self._compared[first.optimizer, first.layout, first.group] = first.step
+        of_model = [step for key, step in self._compared.items() if key[:2] == (first.optimizer, first.layout)]
+        if len(of_model) == first.groups and not self._differ:
+            self.agreed = min(self._compared.values())
 
     def _counts(self, tensor: _Tensor, values: Mapping[int, int], before: _Difference | None) -> bool:
         """Return whether the difference of a buffer is none by design."""
@@ -136,7 +141,9 @@ class Replicas:
         [(value, count)] = Counter(difference.values.values()).most_common(1)
         has_majority = 2 * count > len(difference.values)
         ranks = tuple(sorted(rank for rank, each in difference.values.items() if each != value)) if has_majority else ()
-        verdict = Diverged(difference.step, difference.agreed, ranks, tensor, difference.cause or "memory")
+        is_one_rank = len(ranks) == 1 or len(difference.values) == 2
+        cause = difference.cause or ("memory" if is_one_rank else "seed")
+        verdict = Diverged(difference.step, difference.agreed, ranks, tensor, cause)
         differing, every = len(self._differ), len(self._differ.keys() | self._agreed.keys())
         are_many = differing > 1 and 2 * differing >= every  # a flipped bit changes one tensor
         return replace(verdict, cause="optimizer") if are_many and not difference.cause else verdict
@@ -161,4 +168,4 @@ def _cause(place: int, agreed: int | None, records: Mapping[int, Digests]) -> st
         return "noSync" if any(one.is_unsynchronized for one in every) else "gradients"
     if len({one.settings for one in every}) > 1:
         return "settings"
-    return "start" if agreed is None else ""
+    return "seed" if agreed is None else ""
