@@ -60,7 +60,7 @@ _DIVERGED_ADVICE = {
     "settings": "set learning rate and other settings from the same values on all ranks, also after a resume",
     "outside": "put the parameter into the module that DistributedDataParallel wraps, or exchange its gradient",
     "seed": "change parameters, or load them, on all ranks in the same way, or before DistributedDataParallel is made",
-    "optimizer": "load weights and the optimizer's state on all ranks alike, and draw random numbers of a step from one seed",
+    "optimizer": "load weights and the optimizer's state on all ranks alike; draw random numbers from one seed",
     "memory": "look whether only this rank's code writes to the tensor; else test the memory of its machine",
 }
 NOT_FINITE_NEXT = "continue from a checkpoint before it, with a lower learning rate"

@@ -15,14 +15,14 @@ from ddprun.replica_audit import MOST, Digests
 
 CAUSES = {
     "noSync": "the gradients differ: the last backward pass of a step was under no_sync",
-    "gradients": "the gradients differ: the script calls the module without DistributedDataParallel, or changes them on "
-    "some ranks only",
+    "gradients": "the gradients differ: the script calls the module without DistributedDataParallel, or changes them "
+    "on some ranks only",
     "settings": "the learning rate, or another setting of the optimizer, is not the same on all ranks",
     "outside": "it is not in a DistributedDataParallel module",
     "seed": "the ranks have set it to different values after DistributedDataParallel was made, by another seed or "
     "checkpoint on each of them",
-    "optimizer": "most tensors differ, and neither gradients nor settings do: a rank has loaded other weights or another "
-    "state of the optimizer, or drawn other random numbers in a step",
+    "optimizer": "most tensors differ, and neither gradients nor settings do: a rank has loaded other weights or "
+    "another state of the optimizer, or drawn other random numbers in a step",
     "memory": "nothing else differs: a bit of this rank's memory has changed, or its code writes to this tensor",
 }
 """Likely mistakes, and what is said of a tensor that differs between the ranks."""
