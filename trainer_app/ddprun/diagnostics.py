@@ -88,6 +88,11 @@ class Diagnostics:
         begin = step_parts.AUDIT_AT + replica_audit.RING
         return replica_audit.read_names(os.pread(self.parts, step_parts.SIZE - begin, begin))
 
+    def abstention(self) -> str:
+        """Return why the rank records no digests; empty if it does, or may yet."""
+        begin = step_parts.AUDIT_AT + replica_audit.RING
+        return str(replica_audit.read_names(os.pread(self.parts, replica_audit.SHORT, begin)).get("abstains", ""))
+
     def last_progress(self) -> str:
         """Return the newest progress report as ``ProgressRecord`` wrote it; empty for none."""
         return shared_text.read(os.pread(self.progress, shared_text.SIZE, 0))

@@ -104,6 +104,7 @@ _RECORD = struct.Struct(f"=qqd6q{MOST}qq")  # the count again at the end: a read
 RING = _KEPT * _RECORD.size
 _HEAD = struct.Struct("=II")  # length and checksum of the names
 _NAMES = 2**18
+SHORT = 512  # bytes from the end of the records, which have the reason of a rank that abstains
 SIZE = RING + _NAMES
 
 
@@ -222,7 +223,6 @@ class ReplicaAudit:
         optimizer, now = known.optimizer(), monotonic()
         try:
             if not self._is_off and known.number <= _OPTIMIZERS and optimizer is not None and self._may_write():
-                self._read()
                 self._record(known, optimizer)
         except Exception:  # what the script does with its tensors cannot be foreseen
             self._is_off = True
@@ -250,7 +250,8 @@ class ReplicaAudit:
         began = thread_time()  # a thread that waits for a core costs the script nothing
         tensors = known.groups[known.count % len(known.groups)] if known.groups else []
         if not tensors or (tensors[0].tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return
+            return  # a graph that is captured would have the digests in it, and allows no query of an event
+        self._read()
         digests = [*_digested(torch, tensors), _gradients(torch, tensors)]
         is_off = self._has_no_sync or not all(module.require_backward_grad_sync for module in known.modules)
         self._has_no_sync = False
@@ -295,7 +296,7 @@ class ReplicaAudit:
         """Make the groups of the tensors that belong to an optimizer; none if it trains no replica."""
         known.groups, known.modules = [], []
         own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        if any(getattr(each.optimizer(), "optim", None) is optimizer for each in self._known.values()):
+        if any(getattr(each.optimizer(), "optim", None) is optimizer for each in [*self._known.values()]):
             return  # the part of a ZeroRedundancyOptimizer that is this rank's
         for module in modules:
             if any(id(tensor) in own for tensor in module.module.parameters()):
@@ -330,6 +331,8 @@ def _reason(optimizer: Any, modules: Sequence[Any], world_size: int) -> str:
         for tensor in group["params"]:
             if hasattr(tensor, "_local_tensor") or getattr(tensor, "_is_flat_param", False):
                 return "the parameters are sharded"
+            if hasattr(tensor, "_in_backward_optimizers"):
+                return "the optimizers step during the backward pass"
     if any(module.process_group.size() != world_size for module in modules):
         return "a DistributedDataParallel has not all ranks"
     if getattr(optimizer, "_overlap_with_ddp", False):

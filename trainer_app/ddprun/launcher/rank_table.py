@@ -119,7 +119,7 @@ class NodeRanks:
     def _tell_abstention(self) -> None:
         """Say once why the parameters of the ranks are not compared."""
         if self._workers and (worker := self._workers[0]).status is None and not self._abstains:
-            self._abstains = str(worker.diagnostics.tensor_names().get("abstains", ""))
+            self._abstains = worker.diagnostics.abstention()
             if self._abstains:
                 launcher_line(f"the parameters of the ranks are not compared: {self._abstains}")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ddprun.replica_audit import MOST, Digests
 
 CAUSES = {
-    "noSync": "the gradients differ: the last backward pass of a step was under no_sync",
+    "noSync": "the gradients differ, and the script uses no_sync: probably in the last backward pass of a step",
     "gradients": "the gradients differ: the script calls the module without DistributedDataParallel, or changes them "
     "on some ranks only",
     "settings": "the learning rate, or another setting of the optimizer, is not the same on all ranks",
