@@ -23,10 +23,13 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import distributed, nn
 
+from ddprun.step_parts import SIZE, StepParts
 from tests.benchmarks.report import describe_machine, parser_of
 from tests.ddprun.replicas import Group, audit_each_step, flip
 from tests.processes import free_port
@@ -129,6 +132,46 @@ def flipped(rng: random.Random) -> tuple[str, str]:
     return kind, "found" if is_right else f"missed: {expected} {found}"
 
 
+def cost(width: int, batch: int, steps: int) -> str:
+    """Return what the search for slow ranks and the audit cost of a step, in CPU time of the thread that trains."""
+    layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(8)))
+    wrapped = nn.parallel.DistributedDataParallel(layers)
+    parts = StepParts(memoryview(bytearray(SIZE)), 2, lambda: 0.0)
+    parts.follow(wrapped)
+    size, names = SimpleNamespace(size=lambda: 2), set[str]()  # of two ranks, of which this is one
+    replica = SimpleNamespace(
+        module=layers, process_group=size, require_backward_grad_sync=True, parameters_to_ignore=names
+    )
+    parts.audit._modules = lambda: [replica]
+    optimizer, x = torch.optim.AdamW(layers.parameters()), torch.randn(batch, width)
+    spent, began = {"audit": 0.0, "slow ranks": 0.0}, 0.0
+    for step in range(steps):
+        if step == steps // 5:
+            spent, began = dict.fromkeys(spent, 0.0), time.thread_time()
+        optimizer.zero_grad()
+        wrapped(x).square().mean().backward()
+        before = time.thread_time()
+        parts.audit.begin_step(optimizer)
+        spent["audit"] += time.thread_time() - before
+        optimizer.step()
+        before = time.thread_time()
+        parts.due -= 1
+        if parts.due <= 0:
+            parts.look(time.monotonic())
+        spent["slow ranks"] += time.thread_time() - before
+    total = time.thread_time() - began
+    shares = ", ".join(f"{name} {seconds / total:.2%}" for name, seconds in spent.items())
+    return f"cost of a step of {1000 * total / (0.8 * steps):.1f} ms: {shares}"
+
+
+def costs() -> Iterator[str]:
+    """Yield the costs of a short and of a long step."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    for width, batch, steps in ((128, 100, 3000), (512, 400, 200)):
+        yield cost(width, batch, steps)
+    distributed.destroy_process_group()
+
+
 def main() -> None:
     parser = parser_of("tests.benchmarks.replica_audit", __doc__)
     parser.add_argument("--flips", type=int, default=200)
@@ -136,14 +179,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(describe_machine())
-    for line in chain(flips(options.flips, options.seed), mistakes(options.ranks), correct(options.ranks)):
+    torch.set_num_threads(1)
+    for line in chain(costs(), flips(options.flips, options.seed), mistakes(options.ranks), correct(options.ranks)):
         print(line, flush=True)
 
 
 def flips(count: int, seed: int) -> Iterator[str]:
     """Yield how many flipped bits that reach a tensor of the replicas are found."""
     audit_each_step(setattr)
-    torch.set_num_threads(1)
     rng, outcomes = random.Random(seed), Counter[tuple[str, str]]()
     while sum(number for (_, text), number in outcomes.items() if text.startswith(("found", "missed"))) < count:
         outcomes[flipped(rng)] += 1

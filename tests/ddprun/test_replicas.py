@@ -99,6 +99,15 @@ def test_ranks_that_begin_with_different_parameters() -> None:
     assert (group.name(found), found.cause, found.ranks, found.agreed) == ("2.weight", "seed", (1,), None)
 
 
+def test_the_step_at_which_all_agree_goes_on_after_another_training_in_the_same_processes() -> None:
+    group = trained(Group(), 40)
+    for rank in range(3):
+        group.optimizers[rank] = adamw(group.modules[rank].parameters())
+    trained(group, 40)
+    assert group.replicas.agreed is not None
+    assert group.replicas.agreed >= 78 - len(group.plan)
+
+
 def test_a_parameter_that_is_in_no_module_is_named_by_its_place() -> None:
     group = Group()
     for rank, optimizer in enumerate(group.optimizers):
@@ -139,6 +148,20 @@ def test_buffers_that_differ_by_design_are_no_difference() -> None:
     assert not torch.equal(means[0], means[1])
     for module in group.modules:
         module[1].eval()  # frozen: they stay different
+    assert group.run(60) is None
+
+
+def test_buffers_that_differ_by_design_after_they_were_equal_are_no_difference() -> None:
+    group = Group()
+    for module in group.modules:
+        module[1].eval()
+    trained(group)
+    for module in group.modules:
+        module[1].train()
+    group.step()
+    for module in group.modules:
+        module[1].eval()
+    assert not torch.equal(group.modules[0][1].running_mean, group.modules[1][1].running_mean)
     assert group.run(60) is None
 
 

@@ -82,7 +82,8 @@ class Replicas:
     verdict: Diverged | None = None
     agreed: int | None = None
     _records: dict[int, dict[tuple[int, int], Digests]] = field(default_factory=dict)
-    _compared: dict[tuple[int, int, int], int] = field(default_factory=dict)  # the last step of each group
+    # By optimizer and layout: the last step of each group.
+    _compared: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     _agreed: dict[_Tensor, tuple[int, int]] = field(default_factory=dict)  # the last step, and the value
     _differ: dict[_Tensor, _Difference] = field(default_factory=dict)
 
@@ -121,10 +122,13 @@ class Replicas:
                 self._differ[tensor] = _Difference(first.step, agreed, values, _cause(tensor[-1], agreed, records))
             elif self.verdict is None:
                 self.verdict = self._proven(tensor, before)
-        self._compared[first.optimizer, first.layout, first.group] = first.step
-        of_model = [step for key, step in self._compared.items() if key[:2] == (first.optimizer, first.layout)]
-        if len(of_model) == first.groups and not self._differ:
-            self.agreed = min(self._compared.values())
+        self._compared.setdefault((first.optimizer, first.layout), {})[first.group] = first.step
+        own = self._compared[first.optimizer, first.layout]
+        if len(own) == first.groups and not self._differ:
+            rounds = (steps.values() for steps in self._compared.values())
+            self.agreed = min(
+                min(steps) for steps in rounds if max(steps) >= min(own.values())
+            )  # not of earlier models
 
     def _counts(self, tensor: _Tensor, values: Mapping[int, int], before: _Difference | None) -> bool:
         """Return whether the difference of a buffer is none by design."""
