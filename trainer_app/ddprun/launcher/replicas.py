@@ -125,10 +125,9 @@ class Replicas:
         self._compared.setdefault((first.optimizer, first.layout), {})[first.group] = first.step
         own = self._compared[first.optimizer, first.layout]
         if len(own) == first.groups and not self._differ:
-            rounds = (steps.values() for steps in self._compared.values())
-            self.agreed = min(
-                min(steps) for steps in rounds if max(steps) >= min(own.values())
-            )  # not of earlier models
+            rounds = [steps.values() for steps in self._compared.values()]
+            recent = [steps for steps in rounds if max(steps) >= min(own.values())]  # earlier models are not trained
+            self.agreed = min(map(min, recent))
 
     def _counts(self, tensor: _Tensor, values: Mapping[int, int], before: _Difference | None) -> bool:
         """Return whether the difference of a buffer is none by design."""
