@@ -48,8 +48,8 @@ def test_a_flipped_bit_is_found_in_the_first_comparison_of_its_tensor(ranks: int
     assert found.agreed < first
     assert group.replicas.agreed is not None
     assert group.replicas.agreed < first
-    expected = "rank 1 (node 0) from most others" if ranks > 2 else "between the ranks"
-    assert f"{name} differs {expected} since step {first} (equal at step {found.agreed})" in found.message(name, 8)
+    expected = "of rank 1 (node 0) differs from most others" if ranks > 2 else "differs between the ranks"
+    assert f"{name} {expected} since step {first} (equal at step {found.agreed})" in found.message(name, 8)
 
 
 def test_a_flipped_bit_of_the_optimizers_state_shows_in_the_parameter() -> None:

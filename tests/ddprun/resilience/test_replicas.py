@@ -39,8 +39,8 @@ while not done:
 @pytest.mark.parametrize(
     ("mistake", "expected"),
     [
-        ("bit", ("2.weight", "memory", 2, 1, "rank 2 (node 1) from most others")),
-        ("bare module", ("0.weight", "gradients", None, None, "between the ranks")),
+        ("bit", ("2.weight", "memory", 2, 1, "of rank 2 (node 1) differs from most others")),
+        ("bare module", ("0.weight", "gradients", None, None, "differs between the ranks")),
     ],
 )
 def test_node_zero_names_the_tensor_that_differs_between_the_ranks(
@@ -54,7 +54,7 @@ def test_node_zero_names_the_tensor_that_differs_between_the_ranks(
     assert (found["tensor"], found["cause"], found["rank"], found["node"]) == (tensor, cause, rank, node), found
     assert found["step"] >= 50
     assert found["agreedStep"] is None or found["agreedStep"] < found["step"]
-    assert f"{tensor} differs {text} since step" in found["message"]
+    assert f"{tensor} {text} since step" in found["message"]
     go.touch()
     assert [run.wait() for run in runs] == [0, 0]
     assert "warning: replicas diverged" in runs[0].output()

@@ -53,8 +53,8 @@ class Diverged:
         since = f"since step {self.step}" + ("" if self.agreed is None else f" (equal at step {self.agreed})")
         shown = ", ".join(f"rank {rank} (node {rank // nproc})" for rank in self.ranks[:_SHOWN])
         more = f" and {len(self.ranks) - _SHOWN} more" if len(self.ranks) > _SHOWN else ""
-        who = f"{shown}{more} from most others" if shown else "between the ranks"
-        return f"replicas diverged: {name} differs {who} {since}; {CAUSES[self.cause]}"
+        what = f"{name} of {shown}{more} differs from most others" if shown else f"{name} differs between the ranks"
+        return f"replicas diverged: {what} {since}; {CAUSES[self.cause]}"
 
 
 @dataclass(frozen=True)
