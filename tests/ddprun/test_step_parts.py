@@ -57,7 +57,7 @@ class Training:
             self.waited += SLEEP
         self.module(torch.ones(2, 4)).sum().backward()
         self._sleep("script")
-        self.parts.begin_step()
+        self.parts.begin_step(self.optimizer)
         self._sleep("optimizer")
         self.optimizer.step()
         self.parts.due -= 1

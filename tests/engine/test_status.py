@@ -175,6 +175,67 @@ def test_a_slow_rank_is_shown_until_the_launcher_withdraws_it_and_written_once()
     assert world.condition("Running")["reason"] == "AllNodesRunning"
 
 
+def test_parameters_that_differ_are_shown_until_the_launcher_withdraws_it_and_written_once() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 30}
+    world.report(report)
+    diverged = {
+        "rank": 2, "node": 0, "step": 25, "agreedStep": 20, "tensor": "fc.weight", "cause": "settings",
+        "message": "replicas diverged: fc.weight",
+    }  # fmt: skip
+    world.progress = (report | {"diverged": diverged}, "mnist-0a1b2-1-0")
+    made = world.reconcile()
+    found = world.status["diverged"]
+    assert found == {
+        "since": found["since"], "rank": 2, "step": 25, "agreedStep": 20, "tensor": "fc.weight", "cause": "settings",
+    }  # fmt: skip
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", "ReplicasDiverged")
+    assert "but replicas diverged: fc.weight: set learning rate" in running["message"]
+    assert [(note.type, note.reason) for note in made.events] == [("Warning", "ReplicasDiverged")]
+    world.forward(30)
+    world.progress = (report | {"diverged": diverged}, "mnist-0a1b2-1-0")
+    assert is_idle(world.reconcile())
+    world.report(report | {"step": 31, "diverged": diverged | {"cause": "of a later release", "rank": None}})
+    assert world.status["diverged"]["since"] == found["since"]
+    world.report(report | {"step": 32, "diverged": {"step": "x"}})
+    assert "diverged" not in world.status
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+
+
+def test_a_checkpoint_says_whether_all_ranks_had_the_same_parameters() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 30, "checkpoint": {"step": 20, "path": "run-1/step-20.pt"}}
+    world.report(report | {"agreedStep": 19})
+    assert "ranksAgreed" not in world.status["checkpoint"]
+    world.report(report | {"step": 31, "agreedStep": 20})
+    assert world.status["checkpoint"]["ranksAgreed"] is True
+    world.report(report | {"step": 32, "agreedStep": None})
+    assert world.status["checkpoint"]["ranksAgreed"] is True
+    world.report(report | {"step": 40, "agreedStep": 35, "checkpoint": {"step": 40, "path": "run-1/step-40.pt"}})
+    assert "ranksAgreed" not in world.status["checkpoint"]
+
+
+def test_a_loss_that_is_not_finite_is_shown_after_three_reports_and_until_it_is_finite() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 10, "loss": "NaN"}
+    for number, step in enumerate((10, 10, 20), start=1):
+        world.report(report | {"step": step})
+        world.forward(10)
+        assert world.status["lossNotFinite"]["reports"] == (2 if step == 20 else 1), number
+        assert world.condition("Running")["reason"] == "AllNodesRunning"
+    world.report(report | {"step": 25, "loss": None})
+    world.report(report | {"step": 30, "loss": "-Infinity"})
+    assert world.status["lossNotFinite"]["step"] == 10
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", "LossNotFinite")
+    assert "not finite since step 10" in running["message"]
+    assert not world.status.get("failures")
+    world.report(report | {"step": 40, "loss": 0.5})
+    assert "lossNotFinite" not in world.status
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+
+
 def test_pause_is_written_when_it_is_reported_and_when_it_ends_and_not_while_it_lasts() -> None:
     world = a_running_world(a_job())
     report = {"schema": 3, "phase": "train", "step": 30, "ageSeconds": 0.5, "pause": None}

@@ -24,6 +24,8 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from ddprun import replica_audit
+from ddprun.replica_audit import ReplicaAudit
 from ddprun.resources import throttled_seconds
 
 _KEPT = 32  # records; a launcher reads them once a second
@@ -33,6 +35,7 @@ _WINDOW = 2.0  # seconds between records at most, unless that is less than _FEWE
 _FEWEST = 8  # measured iterations between records
 _LONGEST_IDLE = 64  # steps between calls while nothing is measured
 _MANY = 1024  # ranks from which on records are less frequent, for the launcher of node 0
+_AVERAGED = "the ranks average their parameters from time to time"
 _UNTOUCHED_CUDA = 128  # iterations on a GPU at PyTorch's own rate: a script may capture a CUDA graph in the first ones
 
 
@@ -86,7 +89,8 @@ class StepSums:
 
 
 _RECORD = struct.Struct("=q13dq")  # the iteration again at the end: a reader takes only whole records
-SIZE = _KEPT * _RECORD.size
+AUDIT_AT = _KEPT * _RECORD.size
+SIZE = AUDIT_AT + replica_audit.SIZE
 
 
 def read(memory: bytes) -> list[StepSums]:
@@ -109,8 +113,10 @@ class StepParts:
         world_size: of the group.
         data_wait: returns the seconds that this process has waited for data in all.
         may_write: whether this process is the one whose steps are the rank's.
+        step: returns the number of completed steps of the training.
 
     Attributes:
+        audit: compares the parameters of the ranks.
         due: steps until ``look`` is to be called; the caller counts them down.
     """
 
@@ -120,7 +126,9 @@ class StepParts:
         world_size: int,
         data_wait: Callable[[], float],
         may_write: Callable[[], bool] = lambda: True,
+        step: Callable[[], int] = lambda: 0,
     ) -> None:
+        self.audit = ReplicaAudit(memory[AUDIT_AT:], world_size, self._alive, may_write, step)
         self._window = _WINDOW * max(1.0, world_size / _MANY)
         self._memory, self._data_wait, self._may_write = memory, data_wait, may_write
         self._modules: list[_Module] = []
@@ -135,8 +143,9 @@ class StepParts:
         self._paced: tuple[int, float] | None = None  # iteration and time
         self._main_thread = threading.main_thread().ident
 
-    def begin_step(self, *_: object) -> None:
-        """Take note that an optimizer begins its step."""
+    def begin_step(self, optimizer: object, *_: object) -> None:
+        """Take note that an optimizer begins its step: what the one before has made is complete."""
+        self.audit.begin_step(optimizer)
         self._began_step = monotonic()
 
     # A compiled step would warn of what it cannot trace.
@@ -198,6 +207,9 @@ class StepParts:
         elif self._began_collection:
             self._collection += monotonic() - self._began_collection
             self._began_collection = 0.0
+
+    def _alive(self) -> list[Any]:
+        return [module for each in self._modules if (module := each.module()) is not None]
 
     def _look(self, now: float) -> None:
         """Take what the reducers have measured, and record the sums if it is time.
@@ -293,10 +305,13 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
     def data_parallel(module: ModuleType) -> None:
         wrapped: Any = getattr(module, "DistributedDataParallel", None)
-        names = ("_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "_sync_buffers")
+        names = (
+            "_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "_sync_buffers",
+            "no_sync",
+        )  # fmt: skip
         if not all(hasattr(wrapped, name) for name in names):
             return
-        begin, register = wrapped.__init__, wrapped.register_comm_hook
+        begin, register, no_sync = wrapped.__init__, wrapped.register_comm_hook, wrapped.no_sync
 
         @functools.wraps(begin)
         def begun(self: Any, *args: Any, **options: Any) -> None:
@@ -305,13 +320,33 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
         @functools.wraps(register)
         def registered(self: Any, state: object, hook: Any) -> None:
+            if getattr(hook, "__name__", "") == "post_localSGD_hook":
+                parts.audit.abstain(_AVERAGED)
             register(self, state, parts.timed_hook(hook) if callable(hook) else hook)
             with contextlib.suppress(AttributeError, IndexError):  # what is pickled with the module is the script's own
                 self._comm_hooks[-1] = (hook, state)
 
+        @functools.wraps(no_sync)
+        def unsynchronized(self: Any) -> Any:
+            parts.audit.without_synchronization()
+            return no_sync(self)
+
         wrapped.__init__, wrapped.register_comm_hook = begun, registered
+        wrapped.no_sync = unsynchronized
         wrapped._sync_buffers = parts.timed_buffers(wrapped._sync_buffers)
 
+    def averagers(module: ModuleType) -> None:
+        averager = module.ModelAverager
+        begin = averager.__init__
+
+        @functools.wraps(begin)
+        def begun(self: Any, *args: Any, **options: Any) -> None:
+            parts.audit.abstain(_AVERAGED)
+            begin(self, *args, **options)
+
+        averager.__init__ = begun
+
     after_import("torch.optim.optimizer", optimizers)
+    after_import("torch.distributed.algorithms.model_averaging.averagers", averagers)
     after_import("torch.nn.parallel.distributed", data_parallel)
     gc.callbacks.append(parts.collected)

@@ -90,7 +90,8 @@ def facts_of(job: DDPJob, now: datetime) -> Iterator[Fact]:
         yield from _failure(status.failures[-1], now, is_abnormal=job.state in ABNORMAL_STATES)
     if saved := status.checkpoint:
         origin = f", resumed from step {saved.resumed_from_step}" if saved.resumed_from_step is not None else ""
-        yield Fact("checkpoint", f"step {saved.step}, {_past(saved.time, now)} ago: {saved.path}{origin}")
+        agreed = ", all ranks agreed" if saved.ranks_agreed else ""
+        yield Fact("checkpoint", f"step {saved.step}{agreed}, {_past(saved.time, now)} ago: {saved.path}{origin}")
     if spent := time_spent(job, now):
         yield Fact("time", spent)
 
@@ -121,8 +122,9 @@ def troubles(job: DDPJob, now: datetime) -> list[str]:
     """Return that the ranks have made no step for much longer than before, and for which of them the others wait."""
     status = job.status
     slow = status.slow.text() if status.slow else ""
+    diverged = status.diverged.text() if status.diverged else ""
     pause = status.pause.text(now) if status.pause and job.state == "Running" else ""
-    return [one_line(text) for text in (pause, status.stall.text() if status.stall else "", slow) if text]
+    return [one_line(text) for text in (pause, status.stall.text() if status.stall else "", diverged, slow) if text]
 
 
 def pod_state(pod: "JobPod") -> str:

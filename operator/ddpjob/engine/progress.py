@@ -3,12 +3,23 @@
 import math
 from datetime import datetime, timedelta
 
-from ddpjob.api.report import Slow, TrainingReport
-from ddpjob.api.status import CheckpointStatus, DDPJobStatus, Furthest, PauseStatus, Progress, SlowStatus
+from ddpjob.api.report import Divergence, Slow, TrainingReport
+from ddpjob.api.status import (
+    CheckpointStatus,
+    DDPJobStatus,
+    DivergedStatus,
+    Furthest,
+    NotFiniteLoss,
+    PauseStatus,
+    Progress,
+    SlowStatus,
+)
 from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
 _LARGE = 1e15
+LOSSES_TO_REPORT = 3
+"""Reports of different steps whose loss is not finite: one step may have skipped a batch that overflowed."""
 
 
 def progress_status(report: TrainingReport, before: Progress | None, now: datetime) -> Progress:
@@ -58,6 +69,32 @@ def slow_status(report: Slow, before: SlowStatus | None, now: datetime, node_nam
     return SlowStatus(since=timestamp(now), rank=report.rank, part=report.part, node_name=node_name, **numbers)
 
 
+def diverged_status(report: Divergence | None, before: DivergedStatus | None, now: datetime) -> DivergedStatus | None:
+    """Return ``status.diverged`` for what is reported of parameters that differ between the ranks."""
+    if report is None or report.step is None:
+        return None
+    since = timestamp(now)
+    if before is not None and (before.step, before.tensor) == (report.step, report.tensor):
+        since = before.since
+    return DivergedStatus(
+        since=since, step=report.step, agreed_step=report.agreed_step, rank=report.rank, tensor=report.tensor,
+        cause=report.cause,
+    )  # fmt: skip
+
+
+def loss_status(report: TrainingReport | None, before: DDPJobStatus, now: datetime) -> NotFiniteLoss | None:
+    """Return ``status.lossNotFinite`` after a report; a report without a loss, and no report, change nothing."""
+    known = before.loss_not_finite
+    if report is None or report.loss is None or report.step is None:
+        return known
+    if math.isfinite(report.loss):
+        return None
+    if known is None or report.step < known.step:
+        return NotFiniteLoss(since=timestamp(now), step=report.step, reports=1)
+    is_new = before.progress is None or before.progress.step != report.step
+    return known.changed(reports=min(known.reports + is_new, LOSSES_TO_REPORT))
+
+
 def _last_work(report: TrainingReport, now: datetime) -> str:
     age = min(max(report.age_seconds or 0.0, 0.0), _MAX_AGE)
     return timestamp(now - timedelta(seconds=0.0 if math.isnan(age) else age))
@@ -77,8 +114,14 @@ def checkpoint_status(
     place = report.checkpoint or report.resumed_from
     if place is None or place.step is None or place.path is None:
         return before
+    known = before if before is not None and (before.path, before.step) == (place.path, place.step) else None
     time = before.time if before is not None and before.path == place.path else timestamp(now)
-    return CheckpointStatus(path=place.path, step=place.step, time=time, resumed_from_step=resumed_step)
+    agreed = (known is not None and known.ranks_agreed) or (
+        report.checkpoint is not None and report.agreed_step is not None and report.agreed_step >= place.step
+    )
+    return CheckpointStatus(
+        path=place.path, step=place.step, time=time, resumed_from_step=resumed_step, ranks_agreed=agreed or None
+    )
 
 
 def furthest(

@@ -24,7 +24,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
@@ -34,7 +34,11 @@ from ddprun.launcher.hang_detector import RankSnapshot
 from ddprun.launcher.life_messages import Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
+from ddprun.replica_audit import Digests
 from ddprun.step_parts import StepSums
+
+Records = tuple[list[StepSums], list[Digests]]
+"""What a rank has recorded of its steps, and of its parameters."""
 
 VERSION = 3  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
@@ -232,7 +236,7 @@ class Peers:
         self.stalled: set[int] = set()
         self.said, self.is_over, self.is_asked_for_ranks = "", False, False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
-        self.steps: list[tuple[int, list[StepSums]]] = []
+        self.steps: list[tuple[int, Records]] = []
         self.looks: list[tuple[int, Json]] = []
         self.left: list[int] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -394,12 +398,15 @@ class Peers:
         self.is_asked_for_ranks = False
         self._send({"rows": rows})
 
-    def give_steps(self, records: Mapping[int, Sequence[StepSums]]) -> None:
+    def give_steps(self, records: Mapping[int, Records]) -> None:
         """Send what ranks of this node have recorded of their steps to node 0."""
-        sums = {
-            rank: [[round(number, 7) for number in astuple(one)] for one in given] for rank, given in records.items()
-        }
-        self._send({"steps": sums})
+        self._send({"steps": {
+            rank: [
+                [[round(number, 7) for number in astuple(one)] for one in sums],
+                [one.wire() for one in digests],
+            ]
+            for rank, (sums, digests) in records.items()
+        }})  # fmt: skip
 
     def _begin(self, *, is_look: bool = False) -> None:
         if self._missing or self.is_asked:
@@ -438,10 +445,11 @@ class Peers:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
         if "rows" in message:
             self.rank_rows[node] = (time.monotonic(), message["rows"])
-        for rank, records in message.get("steps", {}).items():
+        for rank, (sums, digests) in message.get("steps", {}).items():
             if int(rank) // self._ranks.nproc_per_node != node:
                 raise ValueError(f"rank {rank} is not of node {node}")
-            self.steps.append((int(rank), [StepSums.checked(record) for record in records]))
+            checked = [StepSums.checked(one) for one in sums], [Digests.checked(one) for one in digests]
+            self.steps.append((int(rank), checked))
         if given := message.get("findings"):
             stacks = {int(rank): text for rank, text in given["stacks"].items()}
             self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)

@@ -29,7 +29,7 @@ _AT_FIRST: Json = {
 }  # fmt: skip
 FACTS = {
     *_AT_FIRST, "schema", "seq", "ageSeconds", "changed", "isCounted", "percent", "etaSeconds",
-    "stall", "pause", "slow",
+    "stall", "pause", "slow", "diverged", "agreedStep",
 }  # fmt: skip
 """Names in a report that no value of a program may have."""
 
