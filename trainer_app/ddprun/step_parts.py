@@ -14,9 +14,10 @@ import functools
 import gc
 import math
 import struct
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from threading import get_ident
@@ -34,6 +35,7 @@ _SAMPLED, _SAMPLED_CUDA = 0.1, 1.0  # seconds between iterations that the reduce
 _WINDOW = 2.0  # seconds between records at most, unless that is less than _FEWEST measured iterations
 _FEWEST = 8  # measured iterations between records
 _LONGEST_IDLE = 64  # steps between calls while nothing is measured
+_OTHERS = 16  # looks without an iteration of the module that is followed, until another one is
 _MANY = 1024  # ranks from which on records are less frequent, for the launcher of node 0
 _AVERAGED = "the ranks average their parameters from time to time"
 _UNTOUCHED_CUDA = 128  # iterations on a GPU at PyTorch's own rate: a script may capture a CUDA graph in the first ones
@@ -140,6 +142,7 @@ class StepParts:
         self._sampled = [0.0] * 5  # samples, wait, wait_squares, forward, backward
         self._recorded = self._number = 0  # the newest iteration with a record; the number of records
         self._newest: _Module | None = None
+        self._others = 0  # looks since only other modules have advanced
         self._paced: tuple[int, float] | None = None  # iteration and time
         self._main_thread = threading.main_thread().ident
 
@@ -170,19 +173,27 @@ class StepParts:
         """Measure the iterations of a new DistributedDataParallel."""
         self._modules = [each for each in self._modules if each.module() is not None]
         self._modules.append(_Module(weakref.ref(module)))
-        self.due = 1
+        self._every = self.due = 1  # its steps may be slower
 
-    def timed_buffers(self, synchronize: Callable[..., None]) -> Callable[..., None]:
+    def timed_buffers(self, broadcast: Callable[..., None]) -> Callable[..., None]:
         """Return the function of PyTorch that broadcasts the buffers of a module as one whose calls are timed."""
 
-        @functools.wraps(synchronize)
-        def timed(*args: Any) -> None:
+        @functools.wraps(broadcast)
+        def timed(*args: Any, **options: Any) -> None:
             began = monotonic()
             try:
-                synchronize(*args)
+                broadcast(*args, **options)
             finally:
                 self._buffers += monotonic() - began
 
+        # Else torch.compile compiles it when a compiled module calls it, and warns of what it cannot trace. This is
+        # what ``torch.compiler.disable`` does to one function; the import of its module takes seconds.
+        try:
+            dynamo = sys.modules["torch"]._C._dynamo.eval_frame
+            skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
+            dynamo.set_code_exec_strategy(timed.__code__, skip)
+        except Exception:  # private names
+            return broadcast
         return timed
 
     def timed_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,24 +225,24 @@ class StepParts:
     def _look(self, now: float) -> None:
         """Take what the reducers have measured, and record the sums if it is time.
 
-        The iterations are those of the module whose iteration has advanced last: a script may train several in turn.
+        The iterations are those of one module: a script may train several in turn, or one after the other.
         """
-        for each in self._modules:
-            module = each.module()
-            if module is None:
-                continue
-            found: dict[str, Any] = module._get_ddp_logging_data()
-            iteration = int(found.get("iteration", 0))
-            if iteration <= each.seen:
-                continue
-            each.seen = iteration
-            if iteration > _WARM_UP:
-                self._add(found)
-            if each is not self._newest:
-                self._newest, self._recorded, self._paced = each, 0, None
-        newest = self._newest
-        if newest is None:
+        advanced = [each for each in self._modules if each.look()]
+        if not advanced:
             return
+        for each in advanced:
+            if each.rate == 0 and each is not self._newest and each.seen > _WARM_UP // 2:
+                each.set_rate(self._every)  # else it is measured seldom after its first iterations
+        if self._newest not in advanced:
+            self._others += 1
+            if self._newest is not None and self._others < _OTHERS:
+                return
+            self._newest, self._recorded, self._paced = advanced[-1], 0, None
+            for each in self._modules:
+                each.counted = each.seen
+        newest, self._others = self._newest, 0
+        if newest.seen > _WARM_UP:
+            self._add(newest)
         boundary = newest.seen - newest.seen % self._between
         if boundary > max(self._recorded, _WARM_UP):
             self._recorded = boundary
@@ -240,10 +251,14 @@ class StepParts:
         elif newest.rate == 0 and newest.seen > _WARM_UP // 2:
             self._set_pace(newest, now)
 
-    def _add(self, found: Mapping[str, Any]) -> None:
-        total, overlap = found.get("backward_comm_time", 0), found.get("backward_compute_comm_overlap_time", 0)
-        wait = max(0, total - overlap) / 1e9
-        forward, backward = (found.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time"))
+    def _add(self, newest: "_Module") -> None:
+        """Add what an iteration took: of a module with fewer or more iterations that part which belongs to one."""
+        iterations, times = newest.seen - newest.counted, [0.0] * 3
+        for each in self._modules:
+            share = (each.seen - each.counted) / iterations if iterations > 0 else float(each is newest)
+            times = [total + share * value for total, value in zip(times, each.times, strict=True)]
+            each.counted = each.seen
+        wait, forward, backward = times
         for place, value in enumerate((1.0, wait, wait * wait, forward, backward)):
             self._sampled[place] += value
 
@@ -264,22 +279,54 @@ class StepParts:
         module = newest.module()
         if module is None or before is None or newest.seen <= before[0]:
             return
-        is_on_gpu = getattr(module, "device_type", "cpu") != "cpu"
+        is_on_gpu = _is_on_gpu(module)
         seconds = (now - before[1]) / (newest.seen - before[0])
         self._every = power_of_two((_SAMPLED_CUDA if is_on_gpu else _SAMPLED) / seconds)
         self._between = max(_FEWEST * self._every, power_of_two(self._window / seconds))
-        if newest.rate != self._every and not (is_on_gpu and newest.seen < _UNTOUCHED_CUDA):
-            newest.rate = self._every
-            module._set_ddp_runtime_logging_sample_rate(self._every)
+        for each in self._modules:
+            each.set_rate(self._every)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Module:
-    """A DistributedDataParallel: the iteration that was seen last, and the rate that was set; 0 for none."""
+    """A DistributedDataParallel.
+
+    Attributes:
+        seen: the iteration that was measured last. times: its wait, forward and backward pass, in seconds.
+        counted: the iterations whose times are in the sums.
+        rate: that was set; 0 for none.
+    """
 
     module: Callable[[], Any]
     seen: int = 0
+    times: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    counted: int = 0
     rate: int = 0
+
+    def look(self) -> bool:
+        """Take what the reducer has measured; return whether it is another iteration than before."""
+        module = self.module()
+        found: dict[str, Any] = {} if module is None else module._get_ddp_logging_data()
+        iteration = int(found.get("iteration", 0))
+        if iteration <= self.seen:
+            return False
+        self.seen = iteration
+        total, overlap = found.get("backward_comm_time", 0), found.get("backward_compute_comm_overlap_time", 0)
+        forward, backward = (found.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time"))
+        self.times = max(0, total - overlap) / 1e9, forward, backward
+        return True
+
+    def set_rate(self, every: int) -> None:
+        """Let the reducer measure one of so many iterations."""
+        module = self.module()
+        if module is None or self.rate == every or (_is_on_gpu(module) and self.seen < _UNTOUCHED_CUDA):
+            return
+        self.rate = every
+        module._set_ddp_runtime_logging_sample_rate(every)
+
+
+def _is_on_gpu(module: Any) -> bool:
+    return getattr(module, "device_type", "cpu") != "cpu"
 
 
 def _queued_seconds() -> float:
@@ -305,10 +352,7 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
     def data_parallel(module: ModuleType) -> None:
         wrapped: Any = getattr(module, "DistributedDataParallel", None)
-        names = (
-            "_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "_sync_buffers",
-            "no_sync",
-        )  # fmt: skip
+        names = ("_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "no_sync")
         if not all(hasattr(wrapped, name) for name in names):
             return
         begin, register, no_sync = wrapped.__init__, wrapped.register_comm_hook, wrapped.no_sync
@@ -333,7 +377,8 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
         wrapped.__init__, wrapped.register_comm_hook = begun, registered
         wrapped.no_sync = unsynchronized
-        wrapped._sync_buffers = parts.timed_buffers(wrapped._sync_buffers)
+        if (group := getattr(module, "dist", None)) and (broadcast := getattr(group, "_broadcast_coalesced", None)):
+            group._broadcast_coalesced = parts.timed_buffers(broadcast)
 
     def averagers(module: ModuleType) -> None:
         averager = module.ModelAverager
