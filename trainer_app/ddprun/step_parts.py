@@ -191,7 +191,7 @@ class StepParts:
         try:
             dynamo = sys.modules["torch"]._C._dynamo.eval_frame
             skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
-            dynamo.set_code_exec_strategy(timed.__code__, skip)
+            dynamo.set_code_exec_strategy(timed.__code__, skip)  # type: ignore[attr-defined]
         except Exception:  # private names
             return broadcast
         return timed

@@ -16,22 +16,22 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-rank, go, mistake = dist.get_rank(), *sys.argv[1:]
+rank, go, plant, mistake = dist.get_rank(), *sys.argv[1:]
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
 wrapped = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(wrapped.parameters(), 0.001)
 torch.manual_seed(rank)
-done, step = torch.zeros(1), 0
-while not done:
-    step += 1
-    called = model if mistake == "bare module" and step > 50 else wrapped
+seen, is_planted = torch.zeros(2), False
+while not seen[0]:
+    called = model if mistake == "bare module" and seen[1] else wrapped
     optimizer.zero_grad()
     called(torch.randn(8, 16)).square().mean().backward()
     optimizer.step()
-    if mistake == "bit" and (step, rank) == (50, 2):
+    if mistake == "bit" and seen[1] and not is_planted and rank == 2:
         model[2].weight.detach().view(torch.int32)[1, 3] ^= 1 << 10
-    done[0] = os.path.exists(go)
-    dist.all_reduce(done)
+    is_planted = bool(seen[1])
+    seen = torch.tensor([float(os.path.exists(each)) for each in (go, plant)])
+    dist.all_reduce(seen)
     time.sleep(0.005)
 """
 
@@ -46,14 +46,15 @@ while not done:
 def test_node_zero_names_the_tensor_that_differs_between_the_ranks(
     ddptrain: ForkServer, tmp_path: Path, mistake: str, expected: tuple[object, ...]
 ) -> None:
-    script, go = tmp_path / "train.py", tmp_path / "go"
+    script, go, plant = tmp_path / "train.py", tmp_path / "go", tmp_path / "plant"
     script.write_text(SCRIPT)
-    runs = two_nodes(ddptrain, script, go, mistake, ranks=2)
+    runs = two_nodes(ddptrain, script, go, plant, mistake, ranks=2)
+    agreed = wait_until(lambda: answer(runs[0], "progress").get("agreedStep"), "all parameters are compared")
+    plant.touch()
     found = wait_until(lambda: answer(runs[0], "progress").get("diverged"), "the difference is reported")
     tensor, cause, rank, node, text = expected
     assert (found["tensor"], found["cause"], found["rank"], found["node"]) == (tensor, cause, rank, node), found
-    assert found["step"] >= 50
-    assert found["agreedStep"] is None or found["agreedStep"] < found["step"]
+    assert agreed <= found["agreedStep"] < found["step"]
     assert f"{tensor} {text} since step" in found["message"]
     go.touch()
     assert [run.wait() for run in runs] == [0, 0]
