@@ -70,10 +70,15 @@ def ended_script(trial: Trial) -> dict[str, Any]:
     return dict(trial.until("the end", finished)["status"])
 
 
+def throttled(slow: Json | None) -> Json | None:
+    """Return ``status.slow`` if it names the CPU limit."""
+    return slow if slow and slow["part"] == "throttled" else None
+
+
 def throttled_script(trial: Trial) -> tuple[Json, Any]:
     """Lower the CPU limit of one pod of a script; return what the status and ``ddpjob why`` say of the slow rank."""
     source, job = objects(trial.name, "ddprun", TRAINS)
-    cpu = {"requests": {"cpu": "50m"}, "limits": {"cpu": "1"}}
+    cpu = {"requests": {"cpu": "200m"}, "limits": {"cpu": "1"}}
     job["spec"] |= {"nprocPerNode": 1, "resources": cpu}
     trial.kubectl.apply(source, job)
     trial.until("steps", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) > 50)
@@ -81,7 +86,8 @@ def throttled_script(trial: Trial) -> tuple[Json, Any]:
                and pod["metadata"]["labels"][names.LABEL_NODE_RANK] == str(NODE))  # fmt: skip
     less = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "250m"}}}]}}
     trial.kubectl("patch", "pod", pod["metadata"]["name"], "--subresource", "resize", "--patch", json.dumps(less))
-    slow = trial.until("a slow rank", lambda job: job["status"].get("slow"), seconds=60)
+    # Before, other programs of this machine may have kept the rank from its core.
+    slow = trial.until("a throttled rank", lambda job: throttled(job["status"].get("slow")), seconds=60)
     with Client.cluster(kubeconfig=trial.cluster.kubeconfig, namespace=trial.kubectl.namespace) as client:
         return slow, client.explain(trial.name)
 
@@ -105,7 +111,7 @@ def test_failure_under_torchrun_is_read_in_the_part_of_a_log_that_the_status_of_
 @pytest.mark.soak
 def test_rank_that_the_cpu_limit_stops_is_named_within_a_minute(outcome: Wait) -> None:
     slow, why = outcome(throttled_script)
-    assert (slow["rank"], slow["part"]) == (NODE, "throttled")
+    assert slow["rank"] == NODE
     assert 0 < float(slow["throttled"]) <= 2
     assert (why.stage, why.rank) == ("Slow", NODE)
     assert "it is 250m" in why.next
