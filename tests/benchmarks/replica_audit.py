@@ -31,7 +31,7 @@ from torch import distributed, nn
 
 from ddprun.step_parts import SIZE, StepParts
 from tests.benchmarks.report import describe_machine, parser_of
-from tests.ddprun.replicas import Group, audit_each_step, flip
+from tests.ddprun.replicas import Group, Wrapped, audit_each_step, flip
 from tests.processes import free_port
 
 SCRIPT = Path(__file__).with_name("replica_audit_script.py")
@@ -56,7 +56,7 @@ CORRECT = (
     "frozen layers", "tied weights", "two models", "learning rate schedule", "ZeroRedundancyOptimizer",
 )  # fmt: skip
 _LONGEST, _STEPS = 60.0, 2000
-_KINDS = ("parameter",) * 10 + ("state",) * 6 + ("buffer",) * 4
+_KINDS = ("parameter",) * 10 + ("state",) * 6
 
 
 def training(name: str, ranks: int) -> tuple[dict[str, Any], float]:
@@ -91,15 +91,12 @@ def training(name: str, ranks: int) -> tuple[dict[str, Any], float]:
 
 
 def differs(group: Group, audited: bool = True) -> bool:
-    """Return whether a tensor of the group that the next step audits, or any, is another on one of the ranks.
-
-    A BatchNorm's buffers are left out.
-    """
+    """Return whether a tensor of the group that the next step audits, or any, is another on one of the ranks."""
     count = group.step_number + 1
     names = group.plan[count % len(group.plan)] if audited else [name for names in group.plan for name in names]
     return any(
         not torch.equal(group.tensor(0, name).view(torch.uint8), group.tensor(rank, name).view(torch.uint8))
-        for name in names if not name.startswith("1.running") and name != "1.num_batches_tracked"
+        for name in names
         for rank in range(1, group.ranks)
     )  # fmt: skip
 
@@ -110,12 +107,9 @@ def flipped(rng: random.Random) -> tuple[str, str]:
     group = Group(ranks)
     group.run(20 + rng.randrange(20))
     rank = rng.randrange(ranks)
-    if kind == "buffer":
-        tensor = group.tensor(rank, "positions")
-    else:
-        parameter = rng.choice(list(group.modules[rank].parameters()))
-        state = group.optimizers[rank].state[parameter]
-        tensor = parameter.detach() if kind == "parameter" else state[rng.choice(("exp_avg", "exp_avg_sq"))]
+    parameter = rng.choice(list(group.modules[rank].parameters()))
+    state = group.optimizers[rank].state[parameter]
+    tensor = parameter.detach() if kind == "parameter" else state[rng.choice(("exp_avg", "exp_avg_sq"))]
     flip(tensor, rng.randrange(tensor.numel()), rng.randrange(32))
     expected = found = None
     for _ in range(8 * len(group.plan)):
@@ -139,9 +133,7 @@ def cost(width: int, batch: int, steps: int) -> str:
     parts = StepParts(memoryview(bytearray(SIZE)), 2, lambda: 0.0)
     parts.follow(wrapped)
     size, names = SimpleNamespace(size=lambda: 2), set[str]()  # of two ranks, of which this is one
-    replica = SimpleNamespace(
-        module=layers, process_group=size, require_backward_grad_sync=True, parameters_to_ignore=names
-    )
+    replica = Wrapped(module=layers, process_group=size, require_backward_grad_sync=True, parameters_to_ignore=names)
     parts.audit._modules = lambda: [replica]
     optimizer, x = torch.optim.AdamW(layers.parameters()), torch.randn(batch, width)
     spent, began = {"audit": 0.0, "slow ranks": 0.0}, 0.0

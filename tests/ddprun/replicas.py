@@ -19,6 +19,10 @@ from ddprun.replica_audit import SIZE, ReplicaAudit, read, read_names
 Optimizers = Callable[[Any], torch.optim.Optimizer]
 
 
+class Wrapped(SimpleNamespace):
+    """What the audit reads of a DistributedDataParallel."""
+
+
 def model(seed: int = 0, width: int = 16) -> nn.Module:
     """Return a model with layers, a buffer that is constant and a BatchNorm, in several groups."""
     torch.manual_seed(seed)
@@ -42,7 +46,7 @@ class Group:
         self.ranks, self.step_number = ranks, 0
         self.modules: list[Any] = [copy.deepcopy(module) for _ in range(ranks)]
         self.wrapped = [
-            SimpleNamespace(
+            Wrapped(
                 module=each, process_group=SimpleNamespace(size=lambda: ranks), require_backward_grad_sync=True,
                 parameters_to_ignore=set(),
             )

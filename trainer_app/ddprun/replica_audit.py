@@ -28,11 +28,11 @@ _KEPT = 32  # records; a launcher reads them once a second
 _SHARE = 0.002  # of the time of the steps
 _INTERVAL = 0.1  # seconds between records at least
 _RANKS = 100  # from which on records are less frequent, for the launcher of node 0
-_FIRST, _MOST_STEPS = 4, 2**16  # steps between records: of the first two, and at most
+_FIRST, _MOST_STEPS = 1, 2**16  # steps between records: of the first, which is before any change, and at most
 _OPTIMIZERS = 8
 _SETTINGS = 4  # param groups whose settings are compared
-_NO_SYNC = 1  # of the flags; the bits of buffers and of parameters outside of DistributedDataParallel follow
-_BUFFERS_AT, _OUTSIDE_AT, _GROUPS_AT = 8, 16, 24
+_NO_SYNC = 1  # of the flags; the bits of parameters outside of DistributedDataParallel follow
+_OUTSIDE_AT, _GROUPS_AT = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Digests:
     """What one rank has recorded of one group of tensors.
 
     Attributes:
-        optimizer: its number, in the order of the first steps. count: its steps in this process.
+        optimizer: its number among those that train replicas. count: its steps in this process.
         time: of CLOCK_MONOTONIC. step: of the training, as the rank reports it.
         layout: digest of the names and shapes of all tensors. group: its number.
         settings: digest of learning rates and the like. gradients: of a part of the gradients; 0 for none.
-        flags: see ``is_unsynchronized``, ``is_buffer``, ``is_outside`` and ``groups``.
+        flags: see ``is_unsynchronized``, ``is_outside`` and ``groups``.
         values: of each tensor of the group, then zeros.
     """
 
@@ -67,9 +67,6 @@ class Digests:
     def is_unsynchronized(self) -> bool:
         """Whether the script has used ``no_sync`` since the last record."""
         return bool(self.flags & _NO_SYNC)
-
-    def is_buffer(self, place: int) -> bool:
-        return bool(self.flags >> _BUFFERS_AT + place & 1)
 
     def is_outside(self, place: int) -> bool:
         """Return whether the tensor is a parameter that is in no DistributedDataParallel."""
@@ -135,7 +132,6 @@ class _Tensor:
     tensor: Any
     begin: int = 0
     end: int = 0  # 0 for the whole tensor
-    is_buffer: bool = False
     is_outside: bool = False
 
     def elements(self) -> Any:
@@ -148,10 +144,10 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _Optimizer:
-    """An optimizer of the script, and its place in the audit; without groups it is not audited."""
+    """An optimizer of the script, and its place in the audit; without a number it is not audited."""
 
     optimizer: "weakref.ref[Any]"
-    number: int
+    number: int = 0
     count: int = 0
     every: int = _FIRST  # the pace, a power of two
     ahead: int = _FIRST  # steps from the last look to the next
@@ -159,7 +155,7 @@ class _Optimizer:
     key: object = None  # a change of it makes other groups
     layout: int = 0
     groups: list[list[_Tensor]] = field(default_factory=list)
-    modules: list[Any] = field(default_factory=list)
+    modules: list["weakref.ref[Any]"] = field(default_factory=list)
     looked: tuple[int, float] | None = None  # count and time
     seconds: float = 0.0  # of a step
     cost: float = 0.0  # seconds of a record
@@ -214,8 +210,7 @@ class ReplicaAudit:
 
     def _add(self, optimizer: Any) -> _Optimizer:
         key, known = id(optimizer), self._known
-        self._added += 1
-        added = known[key] = _Optimizer(weakref.ref(optimizer, lambda _: known.pop(key, None)), self._added)
+        added = known[key] = _Optimizer(weakref.ref(optimizer, lambda _: known.pop(key, None)))
         return added
 
     def _look(self, known: _Optimizer) -> None:
@@ -224,8 +219,8 @@ class ReplicaAudit:
         try:
             if not self._is_off and known.number <= _OPTIMIZERS and optimizer is not None and self._may_write():
                 self._record(known, optimizer)
-        except Exception:  # what the script does with its tensors cannot be foreseen
-            self._is_off = True
+        except Exception as error:  # what the script does with its tensors cannot be foreseen
+            self.abstain(f"an error, {type(error).__name__}")
         known.ahead = known.due = _MOST_STEPS if self._is_off else self._steps_ahead(known, now)
 
     def _steps_ahead(self, known: _Optimizer, now: float) -> int:
@@ -243,6 +238,9 @@ class ReplicaAudit:
         import torch
 
         modules = self._modules()
+        if any(getattr(getattr(module, "_join_config", None), "enable", False) for module in modules):
+            self.abstain("the script uses join, so the ranks make different numbers of steps")
+            return
         key = ([len(group["params"]) for group in optimizer.param_groups], [id(module) for module in modules])
         if key != known.key:
             known.key = key
@@ -253,7 +251,9 @@ class ReplicaAudit:
             return  # a graph that is captured would have the digests in it, and allows no query of an event
         self._read()
         digests = [*_digested(torch, tensors), _gradients(torch, tensors)]
-        is_off = self._has_no_sync or not all(module.require_backward_grad_sync for module in known.modules)
+        is_off = self._has_no_sync or not all(
+            module.require_backward_grad_sync for each in known.modules if (module := each()) is not None
+        )
         self._has_no_sync = False
         groups = sum(map(bool, known.groups)) << _GROUPS_AT
         numbers = [
@@ -262,7 +262,7 @@ class ReplicaAudit:
         ]  # fmt: skip
         found = torch.stack([digest.view(torch.int64) for digest in digests])
         if found.is_cuda:
-            host = torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
+            host = torch.empty(found.shape, dtype=torch.int64, device="cpu", pin_memory=True)
             host.copy_(found, non_blocking=True)
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
@@ -298,18 +298,22 @@ class ReplicaAudit:
         own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
         if any(getattr(each.optimizer(), "optim", None) is optimizer for each in [*self._known.values()]):
             return  # the part of a ZeroRedundancyOptimizer that is this rank's
-        for module in modules:
-            if any(id(tensor) in own for tensor in module.module.parameters()):
-                known.modules.append(module)
-        if not known.modules:
+        trained = [module for module in modules if any(id(each) in own for each in module.module.parameters())]
+        if not trained:
             return
-        if reason := _reason(optimizer, known.modules, self._world_size):
+        if reason := _reason(optimizer, trained, self._world_size):
             self.abstain(reason)
             return
-        known.groups = grouped(list(_tensors(optimizer, known.modules)))
+        if not known.number:  # by it the ranks are compared, and one may have an optimizer of its own
+            self._added += 1
+            known.number = self._added
+        known.modules = [weakref.ref(module) for module in trained]
+        known.groups = grouped(list(_tensors(optimizer, trained)))
         names = [[tensor.name for tensor in group] for group in known.groups]
         shapes = [[(str(each.tensor.dtype), list(each.tensor.shape)) for each in group] for group in known.groups]
-        content = json.dumps([names, shapes, list(map(_masks, known.groups))])
+        content = json.dumps(
+            [names, shapes, list(map(_masks, known.groups)), [modules.index(each) for each in trained]]
+        )
         known.layout = int.from_bytes(hashlib.blake2b(content.encode(), digest_size=7).digest(), "big")
         self._names[str(known.layout)] = names
         self._write_names()
@@ -341,18 +345,18 @@ def _reason(optimizer: Any, modules: Sequence[Any], world_size: int) -> str:
 
 
 def _tensors(optimizer: Any, modules: Sequence[Any]) -> Iterator[_Tensor]:
-    """Yield the parameters and buffers of the modules, then the parameters of the optimizer that are in none."""
+    """Yield the parameters of the modules, then those of the optimizer that are in none.
+
+    No buffers: those that DistributedDataParallel sends are equal by that, and others may differ by design.
+    """
     seen = set[int]()
     for module in modules:
         prefix = f"{type(module.module).__name__}." if len(modules) > 1 else ""
         ignored = getattr(module, "parameters_to_ignore", ())
-        both = (("named_parameters", False), ("named_buffers", True))
-        for name, tensor, is_buffer in (
-            (name, tensor, is_buffer) for kind, is_buffer in both for name, tensor in getattr(module.module, kind)()
-        ):
+        for name, tensor in module.module.named_parameters():
             seen.add(id(tensor))
             if name not in ignored:
-                yield from _sliced(prefix + name, tensor, is_buffer=is_buffer)
+                yield from _sliced(prefix + name, tensor)
     for number, group in enumerate(optimizer.param_groups):
         for place, tensor in enumerate(group["params"]):
             if id(tensor) not in seen:
@@ -361,7 +365,7 @@ def _tensors(optimizer: Any, modules: Sequence[Any]) -> Iterator[_Tensor]:
                 yield from _sliced(f"param_groups[{number}] params[{place}] ({shape})", tensor, is_outside=True)
 
 
-def _sliced(name: str, tensor: Any, *, is_buffer: bool = False, is_outside: bool = False) -> Iterator[_Tensor]:
+def _sliced(name: str, tensor: Any, *, is_outside: bool = False) -> Iterator[_Tensor]:
     """Yield the tensor, or slices of it; nothing if it has no digest."""
     import torch
 
@@ -373,10 +377,10 @@ def _sliced(name: str, tensor: Any, *, is_buffer: bool = False, is_outside: bool
         return
     size = tensor.numel()
     if size <= _ELEMENTS:
-        yield _Tensor(name, tensor, is_buffer=is_buffer, is_outside=is_outside)
+        yield _Tensor(name, tensor, is_outside=is_outside)
     elif tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
         for begin in range(0, size, _ELEMENTS):
-            yield _Tensor(name, tensor, begin, min(begin + _ELEMENTS, size), is_buffer, is_outside)
+            yield _Tensor(name, tensor, begin, min(begin + _ELEMENTS, size), is_outside)
 
 
 def grouped(tensors: Sequence[_Tensor]) -> list[list[_Tensor]]:
@@ -415,7 +419,7 @@ def _combined(every: int, first: int) -> int:
 def _gradients(torch: Any, tensors: Sequence[_Tensor]) -> Any:
     """Return the digest of a part of a gradient that DistributedDataParallel exchanges; 0 if there is none."""
     for each in tensors:
-        gradient = None if each.is_outside or each.is_buffer else each.tensor.grad
+        gradient = None if each.is_outside else each.tensor.grad
         if gradient is not None and gradient.layout is torch.strided and gradient.is_contiguous() and gradient.numel():
             with contextlib.suppress(RuntimeError):  # a type without digest
                 return torch.hash_tensor(gradient.detach().view(-1)[:_GRADIENTS])
@@ -432,6 +436,5 @@ def _settings(optimizer: Any) -> int:
 
 
 def _masks(tensors: Sequence[_Tensor]) -> int:
-    """Return which tensors of a group are buffers, and which are outside of DistributedDataParallel, as flags."""
-    buffers = sum(each.is_buffer << place for place, each in enumerate(tensors))
-    return buffers << _BUFFERS_AT | sum(each.is_outside << place for place, each in enumerate(tensors)) << _OUTSIDE_AT
+    """Return which tensors of a group are outside of DistributedDataParallel, as flags."""
+    return sum(each.is_outside << place for place, each in enumerate(tensors)) << _OUTSIDE_AT

@@ -352,10 +352,13 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
     def data_parallel(module: ModuleType) -> None:
         wrapped: Any = getattr(module, "DistributedDataParallel", None)
-        names = ("_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "no_sync")
+        names = (
+            "_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "_ddp_init_helper", "register_comm_hook",
+            "no_sync",
+        )  # fmt: skip
         if not all(hasattr(wrapped, name) for name in names):
             return
-        begin, register, no_sync = wrapped.__init__, wrapped.register_comm_hook, wrapped.no_sync
+        begin, register, no_sync = wrapped._ddp_init_helper, wrapped.register_comm_hook, wrapped.no_sync
 
         @functools.wraps(begin)
         def begun(self: Any, *args: Any, **options: Any) -> None:
@@ -375,7 +378,7 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
             parts.audit.without_synchronization()
             return no_sync(self)
 
-        wrapped.__init__, wrapped.register_comm_hook = begun, registered
+        wrapped._ddp_init_helper, wrapped.register_comm_hook = begun, registered
         wrapped.no_sync = unsynchronized
         if (group := getattr(module, "dist", None)) and (broadcast := getattr(group, "_broadcast_coalesced", None)):
             group._broadcast_coalesced = parts.timed_buffers(broadcast)

@@ -2,14 +2,12 @@
 
 A difference counts when a later comparison shows it again. The verdict names the first step that showed it, the tensor,
 the rank that differs from most others, and the mistake that explains it.
-
-Some buffers, such as those of a BatchNorm, differ between ranks by design. A buffer counts only if all ranks once had
-the same value, one of them still has it, and the value of another has changed once and not again.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ddprun.replica_audit import MOST, Digests
 
@@ -22,11 +20,13 @@ CAUSES = {
     "seed": "the ranks have set it to different values after DistributedDataParallel was made, by another seed or "
     "checkpoint on each of them",
     "optimizer": "most tensors differ, and neither gradients nor settings do: a rank has loaded other weights or "
-    "another state of the optimizer, or drawn other random numbers in a step",
+    "another state of the optimizer, has drawn other random numbers in a step, or computes in another way, as another "
+    "processor, GPU or release of PyTorch does",
     "memory": "nothing else differs: a bit of this rank's memory has changed, or its code writes to this tensor",
 }
 """Likely mistakes, and what is said of a tensor that differs between the ranks."""
 _KEPT = 64  # records of a rank that wait for those of other ranks
+_SILENT = 300  # turns, of which one is made in a second, until an optimizer without comparisons is forgotten
 _SHOWN = 4  # ranks of a message
 
 _Tensor = tuple[int, int, int, int]  # optimizer, layout, group, place
@@ -61,13 +61,14 @@ class Diverged:
 class _Difference:
     """The first comparison in which a tensor differed: its step and that of the last without, and by rank the values.
 
-    cause: empty if nothing but the tensors differs.
+    cause: empty if nothing but the tensors differs. is_proven: a later comparison showed it again.
     """
 
     step: int
     agreed: int | None
     values: dict[int, int]
     cause: str
+    is_proven: bool = False
 
 
 @dataclass
@@ -84,8 +85,10 @@ class Replicas:
     _records: dict[int, dict[tuple[int, int], Digests]] = field(default_factory=dict)
     # By optimizer and layout: the last step of each group.
     _compared: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
-    _agreed: dict[_Tensor, tuple[int, int]] = field(default_factory=dict)  # the last step, and the value
+    _agreed: dict[_Tensor, int] = field(default_factory=dict)  # the last step
     _differ: dict[_Tensor, _Difference] = field(default_factory=dict)
+    _turns: int = 0
+    _last: dict[int, int] = field(default_factory=dict)  # by optimizer, the turn of its last comparison
 
     def take(self, rank: int, records: Iterable[Digests]) -> None:
         """Add new records of a rank, in the order of their times."""
@@ -99,6 +102,7 @@ class Replicas:
         """Compare what all ranks have recorded."""
         if self.world_size < 2 or len(self._records) < self.world_size:
             return
+        self._turns += 1
         for key in sorted(set.intersection(*(set(records) for records in self._records.values()))):
             self._compare({rank: records.pop(key) for rank, records in self._records.items()})
 
@@ -106,22 +110,21 @@ class Replicas:
         first = records[min(records)]
         if any((one.layout, one.group) != (first.layout, first.group) for one in records.values()):
             return  # the ranks train different models
+        self._forget_others(first)
         for tensor, values in _columns(first, records):
+            agreed = self._agreed.get(tensor)
             if len(set(values.values())) == 1:
-                self._agreed[tensor] = first.step, values[min(values)]
+                self._agreed[tensor] = first.step
                 self._differ.pop(tensor, None)
-                if self.verdict is not None and self.verdict.tensor == tensor:
-                    self.verdict = None
-                continue
-            before = self._differ.get(tensor)
-            if first.is_buffer(tensor[-1]) and not self._counts(tensor, values, before):
-                self._differ.pop(tensor, None)
-                self._agreed.pop(tensor, None)
-            elif before is None:
-                agreed, _ = self._agreed.get(tensor, (None, 0))
+            elif first.is_outside(tensor[-1]) and agreed is None:
+                continue  # a part of the model that the script divides among the ranks
+            elif (before := self._differ.get(tensor)) is None:
                 self._differ[tensor] = _Difference(first.step, agreed, values, _cause(tensor[-1], agreed, records))
-            elif self.verdict is None:
-                self.verdict = self._proven(tensor, before)
+            elif not before.is_proven:
+                self._differ[tensor] = replace(before, is_proven=True)
+        proven = [tensor for tensor, each in self._differ.items() if each.is_proven]
+        if self.verdict is None or self.verdict.tensor not in proven:
+            self.verdict = self._proven(min(proven, key=lambda each: self._differ[each].step)) if proven else None
         self._compared.setdefault((first.optimizer, first.layout), {})[first.group] = first.step
         own = self._compared[first.optimizer, first.layout]
         if len(own) == first.groups and not self._differ:
@@ -129,18 +132,19 @@ class Replicas:
             recent = [steps for steps in rounds if max(steps) >= min(own.values())]  # earlier models are not trained
             self.agreed = min(map(min, recent))
 
-    def _counts(self, tensor: _Tensor, values: Mapping[int, int], before: _Difference | None) -> bool:
-        """Return whether the difference of a buffer is none by design."""
-        if before is not None:
-            return values == before.values
-        known = self._agreed.get(tensor)
-        return known is not None and known[1] in values.values()
+    def _forget_others(self, first: Digests) -> None:
+        """Forget tensors that are not compared any more: of another layout, or of an optimizer that steps no more."""
+        now = self._turns
+        self._last[first.optimizer] = now
+        over = {optimizer for optimizer, turn in self._last.items() if now - turn > _SILENT}
+        known: dict[Any, Any]
+        for known in (self._compared, self._agreed, self._differ):
+            for key in [*known]:
+                if key[0] in over or (key[0] == first.optimizer and key[1] != first.layout):
+                    del known[key]
 
-    def _proven(self, tensor: _Tensor, difference: _Difference) -> Diverged:
-        """Return the verdict: of the tensors that differ, the one that did first."""
-        first = min(self._differ, key=lambda each: self._differ[each].step)
-        if self._differ[first].step < difference.step:
-            tensor, difference = first, self._differ[first]
+    def _proven(self, tensor: _Tensor) -> Diverged:
+        difference = self._differ[tensor]
         [(value, count)] = Counter(difference.values.values()).most_common(1)
         has_majority = 2 * count > len(difference.values)
         ranks = tuple(sorted(rank for rank, each in difference.values.items() if each != value)) if has_majority else ()
@@ -165,8 +169,6 @@ def _cause(place: int, agreed: int | None, records: Mapping[int, Digests]) -> st
     every = [*records.values()]
     if every[0].is_outside(place):
         return "outside"
-    if every[0].is_buffer(place):
-        return "memory"
     if len({one.gradients for one in every}) > 1:
         return "noSync" if any(one.is_unsynchronized for one in every) else "gradients"
     if len({one.settings for one in every}) > 1:
