@@ -96,7 +96,7 @@ def test_an_evaluation_or_a_hang_after_a_step_ends_the_profile_without_a_hook(
     files.ask_for_profile(ProfileRequest(1, begin=2, steps=90, latest=1e12, until=1e12))
     train(profiler, 5, step=lambda: time.sleep(0.01))
     assert files.profile_report()["state"] == "profiles" and not touched
-    while torch.autograd._profiler_enabled():  # an evaluation has no step of the optimizer
+    while torch._C._autograd._profiler_enabled():  # an evaluation has no step of the optimizer
         time.sleep(0.001)
     said = ended(files)
     assert said["state"] == "failed" and "bytes" not in said
@@ -117,7 +117,7 @@ def test_a_profile_has_a_limit_of_memory_within_a_step_and_fewer_steps_at_its_en
     monkeypatch.setattr("ddprun.step_profile._MOST_PEAK", -(2**40))
     files.ask_for_profile(ProfileRequest(2, begin=0, steps=90, **ANY_STEP))
     train(profiler, 1)
-    while torch.autograd._profiler_enabled():
+    while torch._C._autograd._profiler_enabled():
         work()
     assert "too many operations" in ended(files)["error"]
 

@@ -69,7 +69,7 @@ class RankRun:
         self.console = Console(ranks.rank)
         self.progress = ProgressRecord(ranks.world_size, diagnostics.progress_text() if diagnostics else None, own=own)
         self.fault = fault_injection.planned(settings, ranks.rank, os.environ)
-        on_mark = self.fault
+        on_mark: Callable[[str, int], None] | None = self.fault
         if diagnostics:
             profiler = StepProfiler(diagnostics.profile, lambda: self.heartbeat.touch())  # noqa: PLW0108 - see below
             on_mark = _profiled(profiler, self.fault)

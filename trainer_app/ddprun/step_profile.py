@@ -81,7 +81,7 @@ class StepProfiler:
         touch: gives a sign of life: the end of a profile takes time, and is no hang.
     """
 
-    def __init__(self, descriptor: int, touch: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int, touch: Callable[[], object]) -> None:
         memory = memoryview(mmap.mmap(descriptor, SIZE))
         self._descriptor, self._file, self._touch = descriptor, os.fstat(descriptor).st_ino, touch
         self._report, self._memory = SharedText(memory[: shared_text.SIZE]), memory
