@@ -92,6 +92,7 @@ def test_an_evaluation_or_a_hang_after_a_step_ends_the_profile_without_a_hook(
 ) -> None:
     touched: list[float] = []
     profiler = StepProfiler(files.profile, lambda: touched.append(time.monotonic()))
+    monkeypatch.setattr("ddprun.step_profile._SHORTEST", 0.2)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     files.ask_for_profile(ProfileRequest(1, begin=2, steps=90, latest=1e12, until=1e12))
     train(profiler, 5, step=lambda: time.sleep(0.01))
