@@ -33,7 +33,7 @@ LONGEST = 32 * 2**20  # bytes of a compressed trace, in memory of the pod
 _PART = 2**20  # bytes
 # The end of a profile stops the rank for some 10 ms for each MiB that was recorded, and takes five times its memory.
 _MOST_MEMORY = 48 * 2**20  # bytes; at the end of a step, when the memory is what it was before the profile
-_MOST_PEAK = 160 * 2**20  # bytes above what the process has ever had, also within a step
+_MOST_PEAK = 96 * 2**20  # bytes above what the process has ever had, also within a step
 _LONGER, _SHORTEST = 4, 3.0  # times the longest step before it, seconds; a rank waits while the profile of another ends
 _WATCHED = 0.05  # seconds
 _LATE = 2.0  # seconds after the end of the time in which the last step may end
@@ -178,7 +178,7 @@ class StepProfiler:
         if now >= asked.until + _LATE:
             return "the step did not end in time: give it more"
         if _peak() - self._peak > _MOST_PEAK:
-            return f"a step takes more than {_MOST_PEAK >> 20} MiB of memory: it has too many operations"
+            return f"a step takes more than {_MOST_PEAK >> 20} MiB: too many operations, or an evaluation"
         return ""
 
     def _give_up(self, _: object) -> int:
