@@ -76,7 +76,7 @@ def connect(
     parts = step_parts.StepParts(
         diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write, lambda: heartbeat.last.step
     )
-    profiler = StepProfiler(diagnostics.profile)
+    profiler = StepProfiler(diagnostics.profile, heartbeat.touch)
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports, parts=parts, profiler=profiler)
     after_import(_OPTIMIZERS, _count_steps)
     step_parts.measure(parts, after_import)

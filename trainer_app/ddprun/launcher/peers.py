@@ -24,7 +24,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
@@ -106,6 +106,7 @@ class _Connection:
     def __init__(self, sock: socket.socket, selector: selectors.EpollSelector) -> None:
         self._sock, self._selector, self._received, self._unsent = sock, selector, b"", b""
         self.closed, self.longest = False, _LONGEST_PROOF
+        self.node: int | None = None  # that has proved to be the other side
         self._keys: tuple[bytes, bytes] | None = None
         self._sent = self._taken = 0  # messages with these keys
         sock.setblocking(False)
@@ -203,6 +204,7 @@ class Peers:
     Attributes:
         node: this one.
         is_asked: this node is to ``give`` its findings. is_look: a client wants them, and no stall is the reason.
+        inspections: of node 0: how many have begun.
         stalled: the nodes that say that they are stalled; of another node than 0, at most itself.
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
@@ -234,6 +236,7 @@ class Peers:
         self._findings: dict[int, NodeFindings] = {}
         self.node, self.is_asked, self.is_look = ranks.node_rank, False, False
         self.stalled: set[int] = set()
+        self.inspections = 0
         self.said, self.is_over, self.is_asked_for_ranks = "", False, False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
         self.steps: list[tuple[int, Records]] = []
@@ -319,7 +322,7 @@ class Peers:
             self._nodes[node].close()
             self._lost(node)
         self._given.add(node)
-        self._nodes[node] = connection
+        self._nodes[node], connection.node = connection, node
         if not self.is_leader:
             self._secret = handshake.secret
             connection.send({"proof": handshake.proof(side)})
@@ -339,11 +342,10 @@ class Peers:
             return None
         return replace(begun, node=self.node, secret=secret, drawn=drawn)
 
-    def look(self, message: Json, node: int | None = None) -> None:
-        """Send a message of ``look_inside`` to a node; to all that are connected without one."""
-        for connected, connection in self._nodes.items():
-            if node in (None, connected):
-                connection.send({"look": message})
+    def look(self, message: Json, nodes: Iterable[int] | None = None) -> None:
+        """Send a message of ``look_inside`` to these nodes, or to all, that are connected."""
+        for node in self._nodes.keys() if nodes is None else self._nodes.keys() & set(nodes):
+            self._nodes[node].send({"look": message})
 
     def ask(self, *, is_look: bool = False) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
@@ -410,8 +412,12 @@ class Peers:
 
     def _begin(self, *, is_look: bool = False) -> None:
         if self._missing or self.is_asked:
-            return  # an inspection is under way
+            if self.is_look and not is_look:  # an inspection is under way, and now it is for a stall, too
+                self.is_look = False
+                self._send({"stall": True})
+            return
         self._findings, self._missing = {}, set(self._nodes)
+        self.inspections += 1
         self._deadline = time.monotonic() + ANSWER
         self.is_asked, self.is_look = True, is_look
         self._send({"inspect": "look" if is_look else "stall"})
@@ -420,9 +426,9 @@ class Peers:
         if connection in self._proving:
             self._prove(connection, message)
             return
-        if connection.closed and connection not in self._nodes.values():
+        node = connection.node
+        if node is None or self._nodes.get(node) is not connection:  # closed, for a newer one
             return
-        node = next(node for node, known in self._nodes.items() if known is connection)
         if "life" in message:
             self.life_events.append(Received(from_json(message["life"]), node))
         elif "look" in message:
@@ -432,6 +438,7 @@ class Peers:
         else:
             if "inspect" in message:
                 self.is_asked, self.is_look = True, message["inspect"] == "look"
+            self.is_look &= "stall" not in message
             self.is_over |= "over" in message
             self.is_asked_for_ranks |= "ranks" in message
             if "settled" in message:
