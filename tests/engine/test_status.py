@@ -203,19 +203,6 @@ def test_parameters_that_differ_are_shown_until_the_launcher_withdraws_it_and_wr
     assert world.condition("Running")["reason"] == "AllNodesRunning"
 
 
-def test_a_checkpoint_says_whether_all_ranks_had_the_same_parameters() -> None:
-    world = a_running_world(a_job())
-    report = {"schema": 3, "phase": "train", "step": 30, "checkpoint": {"step": 20, "path": "run-1/step-20.pt"}}
-    world.report(report | {"agreedStep": 19})
-    assert "ranksAgreed" not in world.status["checkpoint"]
-    world.report(report | {"step": 31, "agreedStep": 20})
-    assert world.status["checkpoint"]["ranksAgreed"] is True
-    world.report(report | {"step": 32, "agreedStep": None})
-    assert world.status["checkpoint"]["ranksAgreed"] is True
-    world.report(report | {"step": 40, "agreedStep": 35, "checkpoint": {"step": 40, "path": "run-1/step-40.pt"}})
-    assert "ranksAgreed" not in world.status["checkpoint"]
-
-
 def test_a_loss_that_is_not_finite_is_shown_after_three_reports_and_until_it_is_finite() -> None:
     world = a_running_world(a_job())
     report = {"schema": 3, "phase": "train", "step": 10, "loss": "NaN"}

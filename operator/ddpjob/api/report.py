@@ -176,7 +176,7 @@ class TrainingReport:
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
     saving_seconds: for which saves have blocked the training in this attempt.
     pause: rank 0 has made no step for long. stall: the launcher takes that for a stall. slow: a rank delays each step.
-    diverged: the ranks do not have the same parameters. agreed_step: at this step or later, they had.
+    diverged: the ranks do not have the same parameters.
     life: how often the processes of the attempt were started. lives: the last that have ended.
     fenced: the program cannot save beside a newer attempt.
     """
@@ -200,7 +200,6 @@ class TrainingReport:
     stall: Annotated[Stall | None, _OrNone] = None
     slow: Annotated[Slow | None, _OrNone] = None
     diverged: Annotated[Divergence | None, _OrNone] = None
-    agreed_step: _Count = None
     fenced: _Flag = False
     life: Annotated[int | None, _integer(1, _MAX_INT)] = None
     lives: _Lives = None

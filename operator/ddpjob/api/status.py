@@ -244,8 +244,6 @@ class CheckpointStatus(StatusPart):
     """When the operator first saw the checkpoint reported."""
     resumed_from_step: int | None = None
     """Step of the checkpoint that the current attempt resumed from; absent if it started from zero."""
-    ranks_agreed: bool | None = None
-    """True if all parameters were found equal on all ranks at its step or later; absent if that is not known."""
 
 
 class Failure(FailureFacts, StatusPart):

@@ -114,14 +114,8 @@ def checkpoint_status(
     place = report.checkpoint or report.resumed_from
     if place is None or place.step is None or place.path is None:
         return before
-    known = before if before is not None and (before.path, before.step) == (place.path, place.step) else None
     time = before.time if before is not None and before.path == place.path else timestamp(now)
-    agreed = (known is not None and known.ranks_agreed) or (
-        report.checkpoint is not None and report.agreed_step is not None and report.agreed_step >= place.step
-    )
-    return CheckpointStatus(
-        path=place.path, step=place.step, time=time, resumed_from_step=resumed_step, ranks_agreed=agreed or None
-    )
+    return CheckpointStatus(path=place.path, step=place.step, time=time, resumed_from_step=resumed_step)
 
 
 def furthest(
