@@ -172,6 +172,7 @@ class TrainingReport:
     """How far the training is: the response to ``GET /progress``.
 
     age_seconds: since the trainer finished the work in this report.
+    loss_step: at which the loss was reported: later reports keep the loss. Older launchers do not report it.
     percent: of the training, if the trainer does not compute it from step and total_steps.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
     saving_seconds: for which saves have blocked the training in this attempt.
@@ -188,6 +189,7 @@ class TrainingReport:
     total_steps: _Count = None
     percent: _Percent = None
     loss: _Loss = None
+    loss_step: _Count = None
     accuracy: _Number = None
     samples_per_second: _Number = None
     steps_per_second: _Number = None

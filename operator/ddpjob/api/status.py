@@ -191,9 +191,11 @@ class NotFiniteLoss(StatusPart):
     since: Time
     """When it was reported first."""
     step: Count
-    """Of that report."""
+    """Of that loss."""
+    last_step: Count
+    """Of the last one that was counted."""
     reports: Count
-    """Of different steps, with such a loss; not counted beyond 3."""
+    """Of such losses at different steps; not counted beyond 3."""
 
 
 class PauseStatus(StatusPart):
