@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +103,6 @@ def pulled(source: ProcessReader | Path, to: Path, **wanted: Any) -> Pulled:
 
 def newest(root: Path) -> Path:
     return sorted(root.glob("run-*/step-*.pt"))[-1]
-
-
-def test_the_checkpoint_on_which_all_ranks_agreed_is_pulled_with_that_note(volume: Path, tmp_path: Path) -> None:
-    path = str(newest(volume).relative_to(volume))
-    source = replace(of(ProcessReader(volume)), agreed=path)
-    done = pull(source, tmp_path / "to", everything=True)
-    assert [file.path for file in done.files if file.ranks_agreed] == [path]
-    assert not any(file.ranks_agreed for file in pulled(volume, tmp_path / "to").files)
 
 
 def flip_a_bit(file: Path) -> None:

@@ -191,9 +191,11 @@ class NotFiniteLoss(StatusPart):
     since: Time
     """When it was reported first."""
     step: Count
-    """Of that report."""
+    """Of that loss."""
+    last_step: Count
+    """Of the last one that was counted."""
     reports: Count
-    """Of different steps, with such a loss; not counted beyond 3."""
+    """Of such losses at different steps; not counted beyond 3."""
 
 
 class PauseStatus(StatusPart):
@@ -244,8 +246,6 @@ class CheckpointStatus(StatusPart):
     """When the operator first saw the checkpoint reported."""
     resumed_from_step: int | None = None
     """Step of the checkpoint that the current attempt resumed from; absent if it started from zero."""
-    ranks_agreed: bool | None = None
-    """True if all parameters were found equal on all ranks at its step or later; absent if that is not known."""
 
 
 class Failure(FailureFacts, StatusPart):

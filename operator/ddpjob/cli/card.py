@@ -90,8 +90,7 @@ def facts_of(job: DDPJob, now: datetime) -> Iterator[Fact]:
         yield from _failure(status.failures[-1], now, is_abnormal=job.state in ABNORMAL_STATES)
     if saved := status.checkpoint:
         origin = f", resumed from step {saved.resumed_from_step}" if saved.resumed_from_step is not None else ""
-        agreed = ", all ranks agreed" if saved.ranks_agreed else ""
-        yield Fact("checkpoint", f"step {saved.step}{agreed}, {_past(saved.time, now)} ago: {saved.path}{origin}")
+        yield Fact("checkpoint", f"step {saved.step}, {_past(saved.time, now)} ago: {saved.path}{origin}")
     if spent := time_spent(job, now):
         yield Fact("time", spent)
 

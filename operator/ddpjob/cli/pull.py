@@ -129,8 +129,7 @@ def pull(
         print(json.dumps(done.wire(), indent=2))
     else:
         for file, path in zip(done.files, done.paths, strict=True):
-            agreed = ", all ranks agreed" if file.ranks_agreed else ""
-            print(one_line(f"{path}: {size_text(file.bytes)}, sha256 {file.sha256}{agreed}"))
+            print(one_line(f"{path}: {size_text(file.bytes)}, sha256 {file.sha256}"))
         print(one_line(f"{number_of(len(done.files), 'file')} of {done.job} ({client.place}) in {done.to}"))
     if not done.complete:
         print("warning: the volume has more files, which are not copied", file=sys.stderr)

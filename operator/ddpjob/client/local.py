@@ -152,7 +152,7 @@ class LocalClient(Client):
     def _volume(
         self, job: str | DDPJob, on_progress: "Callable[[PullProgress], None] | None"
     ) -> "contextlib.AbstractContextManager[Volume]":
-        from ddpjob.client.volume.contents import Volume, agreed_on, ignore, no_volume
+        from ddpjob.client.volume.contents import Volume, ignore, no_volume
         from ddpjob.client.volume.reader import output_of_folder
         from ddpjob.engine.claims import claim_of_checkpoints
 
@@ -166,15 +166,7 @@ class LocalClient(Client):
                 f"ddpjob get {found.name} shows whether it has run",
             )
         read = partial(output_of_folder, str(path))
-        volume = Volume(
-            found.name,
-            str(found.namespace),
-            claim,
-            str(path),
-            read,
-            on_progress or ignore,
-            agreed=agreed_on(found.status),
-        )
+        volume = Volume(found.name, str(found.namespace), claim, str(path), read, on_progress or ignore)
         return contextlib.nullcontext(volume)
 
     def metrics(self, job: str | DDPJob) -> Path:

@@ -206,8 +206,7 @@ def slow_advice(part: str | None) -> str:
 
 def diverged(s: JobState) -> Obstacle | None:
     """Return which parameters differ between the ranks, by the last answer of node 0's launcher; None if none do."""
-    reported = s.answer.diverged if s.answer is not None else None
-    if reported is None or reported.step is None:
+    if (reported := s.diverged) is None:
         return None
     return REPLICAS_DIVERGED, f"{reported.message or 'replicas diverged'}: {diverged_advice(reported.cause)}"
 

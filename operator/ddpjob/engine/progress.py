@@ -19,7 +19,7 @@ from ddpjob.api.times import timestamp
 _MAX_AGE = 365 * 86_400.0
 _LARGE = 1e15
 LOSSES_TO_REPORT = 3
-"""Reports of different steps whose loss is not finite: one step may have skipped a batch that overflowed."""
+"""Losses of different steps that are not finite: one step may have skipped a batch that overflowed."""
 
 
 def progress_status(report: TrainingReport, before: Progress | None, now: datetime) -> Progress:
@@ -85,14 +85,18 @@ def diverged_status(report: Divergence | None, before: DivergedStatus | None, no
 def loss_status(report: TrainingReport | None, before: DDPJobStatus, now: datetime) -> NotFiniteLoss | None:
     """Return ``status.lossNotFinite`` after a report; a report without a loss, and no report, change nothing."""
     known = before.loss_not_finite
-    if report is None or report.loss is None or report.step is None:
+    if report is None or report.loss is None:
         return known
     if math.isfinite(report.loss):
         return None
-    if known is None or report.step < known.step:
-        return NotFiniteLoss(since=timestamp(now), step=report.step, reports=1)
-    is_new = before.progress is None or before.progress.step != report.step
-    return known.changed(reports=min(known.reports + is_new, LOSSES_TO_REPORT))
+    step = report.step if report.loss_step is None else report.loss_step
+    if step is None:
+        return known
+    if known is None or step < known.step:
+        return NotFiniteLoss(since=timestamp(now), step=step, last_step=step, reports=1)
+    if step <= known.last_step or known.reports == LOSSES_TO_REPORT:
+        return known
+    return known.changed(last_step=step, reports=known.reports + 1)
 
 
 def _last_work(report: TrainingReport, now: datetime) -> str:
@@ -114,14 +118,8 @@ def checkpoint_status(
     place = report.checkpoint or report.resumed_from
     if place is None or place.step is None or place.path is None:
         return before
-    known = before if before is not None and (before.path, before.step) == (place.path, place.step) else None
     time = before.time if before is not None and before.path == place.path else timestamp(now)
-    agreed = (known is not None and known.ranks_agreed) or (
-        report.checkpoint is not None and report.agreed_step is not None and report.agreed_step >= place.step
-    )
-    return CheckpointStatus(
-        path=place.path, step=place.step, time=time, resumed_from_step=resumed_step, ranks_agreed=agreed or None
-    )
+    return CheckpointStatus(path=place.path, step=place.step, time=time, resumed_from_step=resumed_step)
 
 
 def furthest(

@@ -313,9 +313,7 @@ def _slow(s: JobState, built: Sequence[Condition]) -> SlowStatus | None:
 
 
 def _diverged(s: JobState, built: Sequence[Condition]) -> DivergedStatus | None:
-    return (
-        diverged_status(s.answer.diverged, s.before.diverged, s.now) if s.answer is not None and _runs(built) else None
-    )
+    return diverged_status(s.diverged, s.before.diverged, s.now) if _runs(built) else None
 
 
 def _loss(s: JobState, decision: Decision) -> NotFiniteLoss | None:

@@ -19,7 +19,6 @@ from pydantic import Field
 from ddpjob.api.backoff import Patience
 from ddpjob.api.model import WireModel
 from ddpjob.api.objects import Json
-from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.times import timestamp
 from ddpjob.client.volume.reader import MOST_FILES
 from ddpjob.errors import DamagedFileError, DDPJobError, InvalidJobError, UnavailableError
@@ -101,8 +100,6 @@ class PulledFile(WireModel):
     """Its size."""
     sha256: str
     """Digest of its content, which is the same on the volume and here."""
-    ranks_agreed: bool = False
-    """It is the newest checkpoint, and `status.checkpoint.ranksAgreed` of the job is true."""
 
 
 class Pulled(WireModel):
@@ -146,18 +143,12 @@ def ignore(_progress: PullProgress) -> None:
     """Show nothing."""
 
 
-def agreed_on(status: DDPJobStatus) -> str:
-    """Return the path of the newest checkpoint if all ranks had the same parameters; empty if that is not known."""
-    saved = status.checkpoint
-    return saved.path if saved is not None and saved.ranks_agreed else ""
-
-
 @dataclass(frozen=True)
 class Volume:
     """The volume of a job: fields of ``VolumeContents``, and what runs ``reader`` beside it.
 
     output: yields the output of ``list`` or ``send`` and their arguments; it may raise ``CutError``. patience: is reset
-    by each message that brings something new. agreed: see ``agreed_on``.
+    by each message that brings something new.
     """
 
     job: str
@@ -167,7 +158,6 @@ class Volume:
     output: Callable[..., Generator[bytes, None, None]]
     on_progress: OnProgress = ignore
     patience: Patience = field(default_factory=Patience)
-    agreed: str = ""
 
     def messages(self, *command: str) -> Generator[Json | bytes, None, None]:
         """Yield the objects that a command sends, and the bytes of files as they arrive, up to ``end``.

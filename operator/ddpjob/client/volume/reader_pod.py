@@ -17,7 +17,7 @@ from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.client.connection import ApiConnection, is_absent, path_of
 from ddpjob.client.job import DDPJob
 from ddpjob.client.volume import reader
-from ddpjob.client.volume.contents import CutError, OnProgress, PullProgress, Volume, agreed_on, ignore, no_volume
+from ddpjob.client.volume.contents import CutError, OnProgress, PullProgress, Volume, ignore, no_volume
 from ddpjob.client.volume.pod_exec import output_of
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
@@ -60,14 +60,12 @@ class PodReader:
             raise no_volume(job.name)
         self._directory = self._job.spec.checkpoint.mount_path
         self._connection, self._on_progress = connection, on_progress or ignore
-        self._pod, self._agreed = "", agreed_on(job.status)
+        self._pod = ""
         self.start_seconds = START_SECONDS
 
     def __enter__(self) -> Volume:
         job = self._job
-        return Volume(
-            job.name, job.namespace, job.claim, self._directory, self.output, self._on_progress, agreed=self._agreed
-        )
+        return Volume(job.name, job.namespace, job.claim, self._directory, self.output, self._on_progress)
 
     def __exit__(self, *_: object) -> None:
         self._delete()

@@ -68,20 +68,13 @@ def pull(
             break
     if transfer.gone and not everything:
         raise _gone(volume.job, transfer.gone[0])
-    copied = [*done.values()] if everything else [done[one.file.path] for one in wanted]
     return Pulled(
         job=volume.job,
         namespace=volume.namespace,
         to=str(to.absolute()),
-        files=[_with_agreement(one, volume.agreed) for one in copied],
+        files=[*done.values()] if everything else [done[one.file.path] for one in wanted],
         complete=not everything or not (contents.unlisted or transfer.gone),
     )
-
-
-def _with_agreement(file: PulledFile, agreed: str) -> PulledFile:
-    """Return the file, with the note that all ranks agreed on it if it is of that checkpoint, a file or a directory."""
-    is_agreed = bool(agreed) and (file.path == agreed or file.path.startswith(f"{agreed}/"))
-    return file.model_copy(update={"ranks_agreed": True}) if is_agreed else file
 
 
 class _Directory:
