@@ -396,7 +396,11 @@ def grouped(tensors: Sequence[_Tensor]) -> list[list[_Tensor]]:
             size = 0
         groups[-1].append(each)
         size += elements
-    return groups if len(groups) % 2 else [*groups, []] if groups else []
+    groups = groups if len(groups) % 2 else [*groups, []] if groups else []
+    if any(each.is_outside for group in groups for each in group):
+        last = max(place for place, group in enumerate(groups) if group)
+        groups.insert(1, groups.pop(last))  # the first that is recorded, so it is known whether they began equal
+    return groups
 
 
 def _digested(torch: Any, tensors: Sequence[_Tensor]) -> Iterator[Any]:
@@ -412,7 +416,7 @@ def _digested(torch: Any, tensors: Sequence[_Tensor]) -> Iterator[Any]:
 
 def _combined(every: int, first: int) -> int:
     """Return one digest, of 64 bits with a sign, of both."""
-    number = (every * 0x9E3779B97F4A7C15 + first) & (2**64 - 1)
+    number = (every * 0x9E3779B97F4A7C15 + first + 1) & (2**64 - 1)  # 1, because 0 stands for no tensor
     return number - 2**64 if number >= 2**63 else number
 
 

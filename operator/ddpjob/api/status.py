@@ -163,7 +163,7 @@ class SlowStatus(StatusPart):
 
 
 class DivergedStatus(StatusPart):
-    """A parameter or buffer that is to be the same on all ranks, and is not."""
+    """A parameter that is to be the same on all ranks, and is not."""
 
     since: Time
     """When it was reported first."""
