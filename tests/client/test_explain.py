@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_number_is_abnormal_while_the_job_runs_and_after_it(lo
     assert not why(world).is_abnormal
     world.status["progress"]["loss"] = loss
     found = why(world)
-    assert (found.stage, found.reason, found.is_abnormal) == ("Running", "NotFinite", True)
+    assert (found.stage, found.reason, found.is_abnormal) == ("Running", "LossNotFinite", True)
     assert f"its loss at step 10 is {loss}" in found.sentence and "diverged" in str(found.hint)
     world.forward(150)
     assert why(world).stage == "Hang", "which needs attention first"

@@ -70,7 +70,7 @@ def test_the_ranks_come_through_the_api_server_with_the_rights_of_edit_and_not_o
     with ThreadingHTTPServer((own_address(), 0), Launcher) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         job = run_job(world, server.server_port, ["ddprun", "train.py"])
-        paths.add(f"/jobs/{job.uid}/stacks")
+        paths.update({f"/jobs/{job.uid}/stacks", f"/jobs/{job.uid}/stacks/1"})
         with world.user(READS_JOBS, roles=["system:aggregate-to-edit"]) as editor:
             seen = editor.ranks("mnist")
             assert ([(rank.rank, rank.step) for rank in seen.ranks], seen.attempt, seen.world_size) == ([(0, 7)], 1, 1)

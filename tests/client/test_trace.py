@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from ddpjob.client.profile import Profile, take_profile
 from ddpjob.client.trace import RankTrace, clock_offset, waits
-from ddpjob.errors import UnavailableError
+from ddpjob.errors import DDPJobError, UnavailableError
 from tests.install.generate import schema_file
 from tests.json_schema import faults
 
@@ -80,7 +81,7 @@ class Launcher:
     """Answers as the launcher of node 0. traces: by rank, as compressed bytes."""
 
     def __init__(self, traces: dict[int, bytes], state: str = "done", **said: Any) -> None:
-        self.traces, self.asked = traces, 0
+        self.traces, self.asked, self.part, self.begun = traces, Counter[int](), 200, 0
         self.rows = [
             {"rank": rank, "node": rank, "number": 3, "state": state, "first": 12, "steps": 3, **said}
             for rank in traces
@@ -90,14 +91,15 @@ class Launcher:
         words = path.split("/")
         answer: dict[str, Any] = {"worldSize": len(self.traces), "ranks": self.rows}
         if method == "POST":
+            self.begun += 1
             answer = {"number": 3}
         elif len(words) == 4:
-            self.asked += 1
-            if self.asked == 3:
+            rank, offset = int(words[2]), int(words[3])
+            asked = self.asked[rank] = self.asked[rank] + 1
+            if asked == 3:
                 raise UnavailableError("the way to the launcher is gone for a moment")
-            offset = int(words[3])
-            data = base64.b64encode(self.traces[int(words[2])][offset : offset + 200]).decode()
-            answer = {} if self.asked % 2 else {"data": data}  # its node has not sent it yet
+            data = base64.b64encode(self.traces[rank][offset : offset + self.part]).decode()
+            answer = {} if asked % 2 else {"data": data}  # its node has not sent it yet
         return json.dumps(answer).encode()
 
 
@@ -153,3 +155,33 @@ def test_an_answer_that_is_no_look_inside_is_refused(tmp_path: Path) -> None:
     for answer in (b"[]", b"{", b"[" * 200_000, b'{"number": "x"}', b"{}"):
         with pytest.raises(UnavailableError, match="something else than ranks"):
             take_profile(HEAD, lambda *_, a=answer: a, 5, tmp_path / "t", timeout=0, on_progress=None)  # type: ignore[misc]
+
+
+def test_a_hostile_trace_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    event = {"ph": "X", "pid": 1, "name": "x", "dur": 1}
+    steps = [{"ph": "X", "pid": 1, "tid": 1, "name": "ProfilerStep#1", "ts": 1, "dur": 10**400}]
+    hostile = [
+        b"[" * 200_000,
+        b'{"traceEvents": [' + b"{}," * 9_000_000 + b"{}]}",
+        json.dumps({"baseTimeNanoseconds": 10**400, "traceEvents": [event | {"ts": 1}]}).encode(),
+        b'{"traceEvents": {"a": 1}, "baseTimeNanoseconds": "' + b"9" * 5000 + b'"}',
+        b'{"traceEvents": 1}',
+    ]
+    harmless = json.dumps(
+        {"traceEvents": [event | {"ts": 10**400}, event | {"ts": 5, "id": "x" * 99}, *steps]}
+    ).encode()
+    launcher = Launcher(dict(enumerate(gzip.compress(text, 1) for text in (*hostile, harmless))))
+    launcher.part = 2**20
+    found = profiled(launcher, tmp_path / "t.gz")
+    assert [(rank.state, rank.error) for rank in found.ranks[:-1]] == [("failed", "its trace cannot be read")] * 5
+    assert found.ranks[-1].state == "done"
+    events = json.loads(gzip.decompress((tmp_path / "t.gz").read_bytes()))["traceEvents"]
+    assert [event["ts"] for event in events if event["name"] == "x"] == [5.0]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_ranks_are_profiled(tmp_path: Path) -> None:
+    launcher = Launcher({0: packed(content([0.5]))})
+    for to in (Path("/"), Path(), tmp_path, tmp_path / "missing" / "t.gz"):
+        with pytest.raises(DDPJobError, match="cannot be written"):
+            profiled(launcher, to)
+    assert launcher.begun == 0 and not list(tmp_path.iterdir())

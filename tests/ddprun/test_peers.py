@@ -232,6 +232,16 @@ def test_stranger_who_proves_nothing_is_refused(two: TwoNodes, proof: str) -> No
     assert two.received() == [HELLO]
 
 
+def test_a_stall_during_an_inspection_for_a_client_is_told_to_all_nodes(two: TwoNodes) -> None:
+    two.until_connected()
+    two.leader.ask(is_look=True)
+    two.turns()
+    assert two.node.is_look and two.node.is_asked
+    two.leader.ask()
+    two.turns()
+    assert not two.node.is_look and not two.leader.is_look and two.leader.inspections == 1
+
+
 def test_connection_is_as_its_description_says(two: TwoNodes) -> None:
     """An independent program that knows the token is taken for node 1."""
     env = {"DDPJOB_UID": "a random uid", "DDPJOB_ATTEMPT": "1", "DDPJOB_TOKEN": "a random token"}

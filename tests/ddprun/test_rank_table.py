@@ -14,6 +14,7 @@ from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.rank_table import MOST_RANKS, NodeRanks, _Pace
 from ddprun.reporting.http_port import ProgressPort
+from ddprun.step_parts import StepSums
 from tests.processes import free_port
 
 ROW = {
@@ -35,6 +36,14 @@ def test_rows_of_other_nodes_grow_older() -> None:
     assert answer["ranks"][0] == ROW | {"node": 1, "parts": None, "ageSeconds": answer["ranks"][0]["ageSeconds"]}
     assert 10.5 <= answer["ranks"][0]["ageSeconds"] < 15
     assert (answer["schema"], answer["worldSize"], answer["missingNodes"]) == (1, 24, [0, 2])
+
+
+def test_ranks_of_a_node_that_has_left_are_not_compared_any_more() -> None:
+    table, peers = a_table(2)
+    peers.steps += [(rank, ([StepSums(8, 1.0)], [])) for rank in (7, 8, 15)]
+    peers.left.append(1)
+    table.turn()
+    assert table._slow._records.keys() == {7}
 
 
 def test_an_answer_is_bounded_and_a_slow_client_delays_no_other() -> None:

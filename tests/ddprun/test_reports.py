@@ -415,6 +415,17 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
         get("/elsewhere")
 
 
+def test_a_loss_that_later_reports_keep_has_its_own_step() -> None:
+    progress = ProgressRecord(1)
+    progress.update(phase="train", step=100, loss=float("nan"))
+    for step in (101, 102):
+        progress.update(step=step)
+        found = progress.snapshot()
+        assert (found["step"], found["loss"], found["lossStep"]) == (step, "NaN", 100)
+    progress.update(step=103, loss=float("nan"))
+    assert progress.snapshot()["lossStep"] == 103
+
+
 def test_time_of_saves_adds_up_also_of_those_that_fail() -> None:
     memory = memoryview(bytearray(SIZE))
     progress = ProgressRecord(1, SharedText(memory))

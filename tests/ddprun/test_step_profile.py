@@ -8,6 +8,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +53,7 @@ def trace(files: Diagnostics) -> dict[str, Any]:
 
 
 def test_exactly_the_steps_that_were_asked_for_are_profiled_once_for_each_request(files: Diagnostics) -> None:
-    profiler = StepProfiler(files.profile)
+    profiler = StepProfiler(files.profile, int)
     assert not any(train(profiler, 3))
     assert files.profile_report() == {}
     files.ask_for_profile(ProfileRequest(1, begin=10, steps=3, latest=1e12, until=1e12))
@@ -68,14 +70,14 @@ def test_exactly_the_steps_that_were_asked_for_are_profiled_once_for_each_reques
 
 
 def test_a_rank_that_numbers_its_steps_in_another_way_begins_later(files: Diagnostics) -> None:
-    profiler, now = StepProfiler(files.profile), time.monotonic()
+    profiler, now = StepProfiler(files.profile, int), time.monotonic()
     files.ask_for_profile(ProfileRequest(1, begin=10**6, steps=1, latest=now - 1, until=now + 100))
     train(profiler, 3)
     assert trace(files)["traceEvents"]
 
 
 def test_a_profile_ends_at_the_end_of_its_time_with_the_steps_that_it_has(files: Diagnostics) -> None:
-    profiler, now = StepProfiler(files.profile), time.monotonic()
+    profiler, now = StepProfiler(files.profile, int), time.monotonic()
     files.ask_for_profile(ProfileRequest(1, begin=0, steps=90, latest=now, until=now + 0.2))
     while train(profiler, 1, step=lambda: time.sleep(0.01))[0]:
         assert time.monotonic() < now + 30
@@ -85,8 +87,52 @@ def test_a_profile_ends_at_the_end_of_its_time_with_the_steps_that_it_has(files:
     assert ended(files)["error"] == "TimeoutError: no step ended in time"
 
 
+def test_an_evaluation_or_a_hang_after_a_step_ends_the_profile_without_a_hook(
+    files: Diagnostics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[float] = []
+    profiler = StepProfiler(files.profile, lambda: touched.append(time.monotonic()))
+    monkeypatch.setattr("ddprun.step_profile._SHORTEST", 0.2)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    files.ask_for_profile(ProfileRequest(1, begin=2, steps=90, latest=1e12, until=1e12))
+    train(profiler, 5, step=lambda: time.sleep(0.01))
+    assert files.profile_report()["state"] == "profiles" and not touched
+    while torch._C._autograd._profiler_enabled():  # an evaluation has no step of the optimizer
+        time.sleep(0.001)
+    said = ended(files)
+    assert said["state"] == "failed" and "bytes" not in said
+    assert "an evaluation?" in said["error"] and len(touched) == 1 and not list(tmp_path.iterdir())
+    files.ask_for_profile(ProfileRequest(2, begin=0, steps=1, **ANY_STEP))
+    train(profiler, 3)
+    assert trace(files)["traceEvents"], "the next profile"
+
+
+def test_a_profile_has_a_limit_of_memory_within_a_step_and_fewer_steps_at_its_end(
+    files: Diagnostics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = StepProfiler(files.profile, int)
+    monkeypatch.setattr("ddprun.step_profile._MOST_MEMORY", -(2**40))
+    files.ask_for_profile(ProfileRequest(1, begin=0, steps=90, **ANY_STEP))
+    assert train(profiler, 3) == [True, True, False]
+    assert trace(files)["traceEvents"] and files.profile_report()["steps"] == 1
+    monkeypatch.setattr("ddprun.step_profile._MOST_PEAK", -(2**40))
+    files.ask_for_profile(ProfileRequest(2, begin=0, steps=90, **ANY_STEP))
+    train(profiler, 1)
+    while torch._C._autograd._profiler_enabled():
+        work()
+    assert "too many operations" in ended(files)["error"]
+
+
+def test_steps_of_another_thread_are_not_profiled(files: Diagnostics) -> None:
+    profiler = StepProfiler(files.profile, int)
+    files.ask_for_profile(ProfileRequest(1, begin=0, steps=1, **ANY_STEP))
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(train, profiler, 2).result() == [False, False]
+    assert "another thread than the main one" in ended(files)["error"]
+
+
 def test_a_script_that_profiles_itself_keeps_its_profile(files: Diagnostics) -> None:
-    profiler, numbers = StepProfiler(files.profile), itertools.count(1)
+    profiler, numbers = StepProfiler(files.profile, int), itertools.count(1)
     for is_first in (True, False):
         files.ask_for_profile(ProfileRequest(next(numbers), begin=0, steps=5, **ANY_STEP))
         own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
@@ -107,7 +153,7 @@ def test_a_script_that_profiles_itself_keeps_its_profile(files: Diagnostics) -> 
 def test_errors_of_the_profiler_are_reported_and_not_raised(
     files: Diagnostics, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profiler = StepProfiler(files.profile)
+    profiler = StepProfiler(files.profile, int)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     files.ask_for_profile(ProfileRequest(1, begin=0, steps=1, **ANY_STEP))
     train(profiler, 3)

@@ -126,6 +126,16 @@ def shown(known: ReportedTraining, **own: object) -> dict[str, Any]:
     return known.added_to(OWN | own, 2.0)
 
 
+def test_a_loss_that_later_reports_keep_has_its_own_step() -> None:
+    lost = report(50, second=5, current_step=500, loss=float("nan"))
+    known = after((report(total_steps=1000), 0), (lost, 20))
+    for each in (known, known.after(report(60, second=9, current_step=600), 80, NOW + 3600)):
+        found = shown(each, step=90)
+        assert (found["loss"], found["lossStep"]) == ("NaN", 500)
+        assert found["step"] > 500
+    assert shown(after((report(5, loss=0.5), 7)), step=9)["lossStep"] == 7, "a program that reports no steps"
+
+
 def test_steps_counted_since_the_last_report_are_added_also_in_a_resumed_training() -> None:
     known = after((report(total_steps=1000), 0), (report(50, second=5, left=90, current_step=500, loss=0.5), 20))
     found = shown(known, step=23)

@@ -20,9 +20,9 @@ STEPS = 27  # of RESUMED
 
 # The fields of every progress report.
 PROGRESS = {
-    "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
-    "samplesPerSecond", "stepsPerSecond", "worldSize", "data", "checkpoint", "checkpointProblem", "resumedFrom",
-    "savingSeconds", "fenced",
+    "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "lossStep",
+    "accuracy", "samplesPerSecond", "stepsPerSecond", "worldSize", "data", "checkpoint", "checkpointProblem",
+    "resumedFrom", "savingSeconds", "fenced",
 }  # fmt: skip
 
 

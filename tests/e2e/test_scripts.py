@@ -6,11 +6,13 @@ without a cluster: tests/ddprun/resilience/test_scripts.py, tests/engine/test_pl
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddpjob import Client
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.e2e.trials import Trial, Trials, Wait, apart, finished
@@ -20,6 +22,19 @@ from tests.torchrun import FAULT_LINE, SCRIPT, VALUE_ERROR
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 NODE, RANK = 1, 2
+TRAINS = """
+import torch, torch.distributed as dist
+from torch import nn
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(256, 512)).square().mean().backward()
+    optimizer.step()
+"""
 ENDS = Path(__file__).with_name("ends.py")
 
 
@@ -55,7 +70,29 @@ def ended_script(trial: Trial) -> dict[str, Any]:
     return dict(trial.until("the end", finished)["status"])
 
 
-TRIALS = Trials.of(2, failed_script, ended_script)
+def throttled(slow: Json | None) -> Json | None:
+    """Return ``status.slow`` if it names the CPU limit."""
+    return slow if slow and slow["part"] == "throttled" else None
+
+
+def throttled_script(trial: Trial) -> tuple[Json, Any]:
+    """Lower the CPU limit of one pod of a script; return what the status and ``ddpjob why`` say of the slow rank."""
+    source, job = objects(trial.name, "ddprun", TRAINS)
+    cpu = {"requests": {"cpu": "200m"}, "limits": {"cpu": "1"}}
+    job["spec"] |= {"nprocPerNode": 1, "resources": cpu}
+    trial.kubectl.apply(source, job)
+    trial.until("steps", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) > 50)
+    pod = next(pod for pod in trial.namespace.pods() if pod["metadata"]["name"].startswith(f"{trial.name}-")
+               and pod["metadata"]["labels"][names.LABEL_NODE_RANK] == str(NODE))  # fmt: skip
+    less = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "250m"}}}]}}
+    trial.kubectl("patch", "pod", pod["metadata"]["name"], "--subresource", "resize", "--patch", json.dumps(less))
+    # Before, other programs of this machine may have kept the rank from its core.
+    slow = trial.until("a throttled rank", lambda job: throttled(job["status"].get("slow")), seconds=60)
+    with Client.cluster(kubeconfig=trial.cluster.kubeconfig, namespace=trial.kubectl.namespace) as client:
+        return slow, client.explain(trial.name)
+
+
+TRIALS = Trials.of(2, failed_script, ended_script, soak=(throttled_script,))
 
 
 def test_ordinary_script_ends_in_its_first_life(outcome: Wait) -> None:
@@ -69,3 +106,12 @@ def test_failure_under_torchrun_is_read_in_the_part_of_a_log_that_the_status_of_
     assert found == {"nodeRank": NODE, "rank": RANK, "reason": "ValueError", "exception": "ValueError"}
     assert f"train.py:{FAULT_LINE}: ValueError: sample 17 has 3 channels, expected 1" in failure["message"]
     assert "sample 17" not in failure["logTail"]
+
+
+@pytest.mark.soak
+def test_rank_that_the_cpu_limit_stops_is_named_within_a_minute(outcome: Wait) -> None:
+    slow, why = outcome(throttled_script)
+    assert slow["rank"] == NODE
+    assert 0 < float(slow["throttled"]) <= 2
+    assert (why.stage, why.rank) == ("Slow", NODE)
+    assert "it is 250m" in why.next

@@ -175,6 +175,88 @@ def test_a_slow_rank_is_shown_until_the_launcher_withdraws_it_and_written_once()
     assert world.condition("Running")["reason"] == "AllNodesRunning"
 
 
+def test_parameters_that_differ_are_shown_until_the_launcher_withdraws_it_and_written_once() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 30}
+    world.report(report)
+    diverged = {
+        "rank": 2, "node": 0, "step": 25, "agreedStep": 20, "tensor": "fc.weight", "cause": "settings",
+        "message": "replicas diverged: fc.weight",
+    }  # fmt: skip
+    world.progress = (report | {"diverged": diverged}, "mnist-0a1b2-1-0")
+    made = world.reconcile()
+    found = world.status["diverged"]
+    assert found == {
+        "since": found["since"], "rank": 2, "step": 25, "agreedStep": 20, "tensor": "fc.weight", "cause": "settings",
+    }  # fmt: skip
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", "ReplicasDiverged")
+    assert "but replicas diverged: fc.weight: set learning rate" in running["message"]
+    assert [(note.type, note.reason) for note in made.events] == [("Warning", "ReplicasDiverged")]
+    world.forward(30)
+    world.progress = (report | {"diverged": diverged}, "mnist-0a1b2-1-0")
+    assert is_idle(world.reconcile())
+    world.progress = None  # an operator that has just started
+    events = [note.reason for _ in range(3) for note in world.reconcile().events]
+    assert world.status["diverged"] == found
+    assert world.condition("Running")["reason"] == "ReplicasDiverged"
+    world.progress = (report | {"diverged": diverged}, "mnist-0a1b2-1-0")
+    events += [note.reason for note in world.reconcile().events]
+    assert world.status["diverged"] == found and not events
+    world.report(report | {"step": 31, "diverged": diverged | {"cause": "of a later release", "rank": None}})
+    assert world.status["diverged"]["since"] == found["since"]
+    world.report(report | {"step": 32, "diverged": {"step": "x"}})
+    assert "diverged" not in world.status
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+
+
+def test_a_loss_that_is_not_finite_is_shown_after_three_reports_and_until_it_is_finite() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 10, "loss": "NaN"}
+    for number, step in enumerate((10, 10, 20), start=1):
+        world.report(report | {"step": step})
+        world.forward(10)
+        assert world.status["lossNotFinite"]["reports"] == (2 if step == 20 else 1), number
+        assert world.condition("Running")["reason"] == "AllNodesRunning"
+    world.report(report | {"step": 25, "loss": None})
+    world.report(report | {"step": 30, "loss": "-Infinity"})
+    assert world.status["lossNotFinite"]["step"] == 10
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", "LossNotFinite")
+    assert "not finite since step 10" in running["message"]
+    assert not world.status.get("failures")
+    world.report(report | {"step": 40, "loss": 0.5})
+    assert "lossNotFinite" not in world.status
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+
+
+def test_one_loss_that_later_reports_keep_is_counted_once() -> None:
+    world = a_running_world(a_job())
+    for step in (100, 101, 102, 103):
+        world.report({"schema": 3, "phase": "train", "step": step, "loss": "NaN", "lossStep": 100})
+    found = world.status["lossNotFinite"]
+    assert (found["step"], found["lastStep"], found["reports"]) == (100, 100, 1)
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+    for step in (110, 120):
+        world.report({"schema": 3, "phase": "train", "step": step + 1, "loss": "NaN", "lossStep": step})
+    assert world.status["lossNotFinite"] == found | {"lastStep": 120, "reports": 3}
+    assert world.condition("Running")["reason"] == "LossNotFinite"
+
+
+def test_the_time_of_a_loss_that_is_not_finite_is_that_of_the_first_until_the_training_is_before_it() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "loss": "NaN"}
+    for step in (10, 20):
+        world.report(report | {"step": step})
+        world.forward(10)
+        assert world.status["lossNotFinite"]["since"] == timestamp(NOW)
+    world.report(report | {"step": 10})
+    assert world.status["lossNotFinite"] == {"since": timestamp(NOW), "step": 10, "lastStep": 20, "reports": 2}
+    world.report(report | {"step": 9})  # the ranks were started again
+    now = timestamp(NOW + timedelta(seconds=20))
+    assert world.status["lossNotFinite"] == {"since": now, "step": 9, "lastStep": 9, "reports": 1}
+
+
 def test_pause_is_written_when_it_is_reported_and_when_it_ends_and_not_while_it_lasts() -> None:
     world = a_running_world(a_job())
     report = {"schema": 3, "phase": "train", "step": 30, "ageSeconds": 0.5, "pause": None}

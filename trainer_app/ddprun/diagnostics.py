@@ -14,15 +14,16 @@ import pickle
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddprun import shared_text, step_parts, step_profile
+from ddprun import replica_audit, shared_text, step_parts, step_profile
 from ddprun.code_frames import STARTS_RANKS, innermost_frame, is_of_program
 from ddprun.heartbeat import SIZE, HeartbeatRecord
+from ddprun.replica_audit import Digests
 from ddprun.shared_text import SharedText
 from ddprun.step_profile import ProfileRequest
 
@@ -39,7 +40,7 @@ class Diagnostics:
 
     Attributes:
         progress: the newest progress report.
-        parts: where the time of the steps goes (``step_parts``).
+        parts: where the time of the steps goes, and digests of the parameters (``step_parts``, ``replica_audit``).
         flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
         requests: an eventfd; the rank dumps its flight recorder at each write.
         profile: the request of a profile, what the rank says to it, and the trace (``step_profile``).
@@ -81,9 +82,20 @@ class Diagnostics:
         """Map the memory of ``step_parts``, for the rank that writes it."""
         return memoryview(mmap.mmap(self.parts, step_parts.SIZE))
 
-    def step_sums(self) -> list[step_parts.StepSums]:
-        """Return the recorded sums of the rank's steps, the newest last."""
-        return step_parts.read(os.pread(self.parts, step_parts.SIZE, 0))
+    def step_records(self) -> tuple[list[step_parts.StepSums], list[Digests]]:
+        """Return what the rank has recorded of its steps and of its parameters, the newest last."""
+        memory = os.pread(self.parts, step_parts.AUDIT_AT + replica_audit.RING, 0)
+        return step_parts.read(memory), replica_audit.read(memory[step_parts.AUDIT_AT :])
+
+    def tensor_names(self) -> Mapping[str, Any]:
+        """Return the names of its parameters, see ``replica_audit.read_names``."""
+        begin = step_parts.AUDIT_AT + replica_audit.RING
+        return replica_audit.read_names(os.pread(self.parts, step_parts.SIZE - begin, begin))
+
+    def abstention(self) -> str:
+        """Return why the rank records no digests; empty if it does, or may yet."""
+        begin = step_parts.AUDIT_AT + replica_audit.RING
+        return str(replica_audit.read_names(os.pread(self.parts, replica_audit.SHORT, begin)).get("abstains", ""))
 
     def last_progress(self) -> str:
         """Return the newest progress report as ``ProgressRecord`` wrote it; empty for none."""

@@ -69,7 +69,10 @@ class RankRun:
         self.console = Console(ranks.rank)
         self.progress = ProgressRecord(ranks.world_size, diagnostics.progress_text() if diagnostics else None, own=own)
         self.fault = fault_injection.planned(settings, ranks.rank, os.environ)
-        on_mark = _profiled(StepProfiler(diagnostics.profile), self.fault) if diagnostics else self.fault
+        on_mark: Callable[[str, int], None] | None = self.fault
+        if diagnostics:
+            profiler = StepProfiler(diagnostics.profile, lambda: self.heartbeat.touch())  # noqa: PLW0108 - see below
+            on_mark = _profiled(profiler, self.fault)
         self.heartbeat = Heartbeat(diagnostics.memory() if diagnostics else None, on_mark)
         self.timeout = DEFAULT_TIMEOUT
         self._group: Group | None = None

@@ -8,6 +8,7 @@ import operator
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from ddprun.distributed.default_group import any_rank, group, rank_and_size
 from ddprun.files import Json
 from ddprun.heartbeat import Heartbeat
-from ddprun.reporting.progress import FACTS, ProgressRecord
+from ddprun.reporting.progress import FACTS, LATER_FACTS, ProgressRecord
 from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
@@ -213,9 +214,7 @@ def report(
     Raises:
         TypeError: a value that is not a number, or the name of another value of reports.
     """
-    own = {name: _number(name, value) for name, value in values.items() if value is not None and name not in _NAMES}
-    if taken := sorted(own.keys() & FACTS):
-        raise TypeError(f"ddprun.report: a result cannot be named {taken[0]}: reports have another value of this name")
+    own = _results(values)
     step = operator.index(step)
     shown: Json = {_NAMES[name]: _number(name, values[name]) for name in _NAMES if values.get(name) is not None} | own
     if total_steps is not None:
@@ -226,7 +225,9 @@ def report(
             metrics.log("train", {"step": step, **{name: shown[name] for name in _TRAIN_ROW if name in shown}})
         if own:
             metrics.log("eval", {"step": step, **{name: shown[name] for name in ("epoch", *own) if name in shown}})
-    shown.pop("lr", None)
+    # An exception would end a training that ran with an earlier release, which had no value of this name.
+    for name in ("lr", *(own.keys() & LATER_FACTS)):
+        shown.pop(name, None)
     if checkpoint is not None:
         if metrics is not None:
             metrics.log("save", {"step": step})
@@ -241,6 +242,13 @@ def report(
             _state.heartbeat.mark("train", step)
         if _takes(_state.reports):
             _state.progress.update(phase="train", step=step, **shown)
+
+
+def _results(values: Mapping[str, float | None]) -> Json:
+    own = {name: _number(name, value) for name, value in values.items() if value is not None and name not in _NAMES}
+    if taken := sorted(own.keys() & FACTS - LATER_FACTS):
+        raise TypeError(f"ddprun.report: a result cannot be named {taken[0]}: reports have another value of this name")
+    return own
 
 
 def _number(name: str, value: Any) -> float:

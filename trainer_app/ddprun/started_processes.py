@@ -73,8 +73,10 @@ def connect(
     beats, reports = (Turn(diagnostics.heartbeat, byte, is_rank=is_rank) for byte in (BEATS, REPORTS))
     progress = ProgressRecord(world_size, diagnostics.progress_text())
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
-    parts = step_parts.StepParts(diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write)
-    profiler = StepProfiler(diagnostics.profile)
+    parts = step_parts.StepParts(
+        diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write, lambda: heartbeat.last.step
+    )
+    profiler = StepProfiler(diagnostics.profile, heartbeat.touch)
     script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports, parts=parts, profiler=profiler)
     after_import(_OPTIMIZERS, _count_steps)
     step_parts.measure(parts, after_import)

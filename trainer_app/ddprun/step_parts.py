@@ -14,9 +14,10 @@ import functools
 import gc
 import math
 import struct
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from threading import get_ident
@@ -24,6 +25,8 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from ddprun import replica_audit
+from ddprun.replica_audit import ReplicaAudit
 from ddprun.resources import throttled_seconds
 
 _KEPT = 32  # records; a launcher reads them once a second
@@ -32,7 +35,9 @@ _SAMPLED, _SAMPLED_CUDA = 0.1, 1.0  # seconds between iterations that the reduce
 _WINDOW = 2.0  # seconds between records at most, unless that is less than _FEWEST measured iterations
 _FEWEST = 8  # measured iterations between records
 _LONGEST_IDLE = 64  # steps between calls while nothing is measured
+_OTHERS = 16  # looks without an iteration of the module that is followed, until another one is
 _MANY = 1024  # ranks from which on records are less frequent, for the launcher of node 0
+_AVERAGED = "the ranks average their parameters from time to time"
 _UNTOUCHED_CUDA = 128  # iterations on a GPU at PyTorch's own rate: a script may capture a CUDA graph in the first ones
 
 
@@ -86,7 +91,8 @@ class StepSums:
 
 
 _RECORD = struct.Struct("=q13dq")  # the iteration again at the end: a reader takes only whole records
-SIZE = _KEPT * _RECORD.size
+AUDIT_AT = _KEPT * _RECORD.size
+SIZE = AUDIT_AT + replica_audit.SIZE
 
 
 def read(memory: bytes) -> list[StepSums]:
@@ -109,8 +115,10 @@ class StepParts:
         world_size: of the group.
         data_wait: returns the seconds that this process has waited for data in all.
         may_write: whether this process is the one whose steps are the rank's.
+        step: returns the number of completed steps of the training.
 
     Attributes:
+        audit: compares the parameters of the ranks.
         due: steps until ``look`` is to be called; the caller counts them down.
     """
 
@@ -120,7 +128,9 @@ class StepParts:
         world_size: int,
         data_wait: Callable[[], float],
         may_write: Callable[[], bool] = lambda: True,
+        step: Callable[[], int] = lambda: 0,
     ) -> None:
+        self.audit = ReplicaAudit(memory[AUDIT_AT:], world_size, self._alive, may_write, step)
         self._window = _WINDOW * max(1.0, world_size / _MANY)
         self._memory, self._data_wait, self._may_write = memory, data_wait, may_write
         self._modules: list[_Module] = []
@@ -132,11 +142,13 @@ class StepParts:
         self._sampled = [0.0] * 5  # samples, wait, wait_squares, forward, backward
         self._recorded = self._number = 0  # the newest iteration with a record; the number of records
         self._newest: _Module | None = None
+        self._others = 0  # looks since only other modules have advanced
         self._paced: tuple[int, float] | None = None  # iteration and time
         self._main_thread = threading.main_thread().ident
 
-    def begin_step(self, *_: object) -> None:
-        """Take note that an optimizer begins its step."""
+    def begin_step(self, optimizer: object, *_: object) -> None:
+        """Take note that an optimizer begins its step: what the one before has made is complete."""
+        self.audit.begin_step(optimizer)
         self._began_step = monotonic()
 
     # A compiled step would warn of what it cannot trace.
@@ -161,19 +173,27 @@ class StepParts:
         """Measure the iterations of a new DistributedDataParallel."""
         self._modules = [each for each in self._modules if each.module() is not None]
         self._modules.append(_Module(weakref.ref(module)))
-        self.due = 1
+        self._every = self.due = 1  # its steps may be slower
 
-    def timed_buffers(self, synchronize: Callable[..., None]) -> Callable[..., None]:
+    def timed_buffers(self, broadcast: Callable[..., None]) -> Callable[..., None]:
         """Return the function of PyTorch that broadcasts the buffers of a module as one whose calls are timed."""
 
-        @functools.wraps(synchronize)
-        def timed(*args: Any) -> None:
+        @functools.wraps(broadcast)
+        def timed(*args: Any, **options: Any) -> None:
             began = monotonic()
             try:
-                synchronize(*args)
+                broadcast(*args, **options)
             finally:
                 self._buffers += monotonic() - began
 
+        # Else torch.compile compiles it when a compiled module calls it, and warns of what it cannot trace. This is
+        # what ``torch.compiler.disable`` does to one function; the import of its module takes seconds.
+        try:
+            dynamo = sys.modules["torch"]._C._dynamo.eval_frame
+            skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
+            dynamo.set_code_exec_strategy(timed.__code__, skip)  # type: ignore[attr-defined]
+        except Exception:  # private names
+            return broadcast
         return timed
 
     def timed_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,27 +219,30 @@ class StepParts:
             self._collection += monotonic() - self._began_collection
             self._began_collection = 0.0
 
+    def _alive(self) -> list[Any]:
+        return [module for each in self._modules if (module := each.module()) is not None]
+
     def _look(self, now: float) -> None:
         """Take what the reducers have measured, and record the sums if it is time.
 
-        The iterations are those of the module whose iteration has advanced last: a script may train several in turn.
+        The iterations are those of one module: a script may train several in turn, or one after the other.
         """
-        for each in self._modules:
-            module = each.module()
-            if module is None:
-                continue
-            found: dict[str, Any] = module._get_ddp_logging_data()
-            iteration = int(found.get("iteration", 0))
-            if iteration <= each.seen:
-                continue
-            each.seen = iteration
-            if iteration > _WARM_UP:
-                self._add(found)
-            if each is not self._newest:
-                self._newest, self._recorded, self._paced = each, 0, None
-        newest = self._newest
-        if newest is None:
+        advanced = [each for each in self._modules if each.look()]
+        if not advanced:
             return
+        for each in advanced:
+            if each.rate == 0 and each is not self._newest and each.seen > _WARM_UP // 2:
+                each.set_rate(self._every)  # else it is measured seldom after its first iterations
+        if self._newest not in advanced:
+            self._others += 1
+            if self._newest is not None and self._others < _OTHERS:
+                return
+            self._newest, self._recorded, self._paced = advanced[-1], 0, None
+            for each in self._modules:
+                each.counted = each.seen
+        newest, self._others = self._newest, 0
+        if newest.seen > _WARM_UP:
+            self._add(newest)
         boundary = newest.seen - newest.seen % self._between
         if boundary > max(self._recorded, _WARM_UP):
             self._recorded = boundary
@@ -228,10 +251,14 @@ class StepParts:
         elif newest.rate == 0 and newest.seen > _WARM_UP // 2:
             self._set_pace(newest, now)
 
-    def _add(self, found: Mapping[str, Any]) -> None:
-        total, overlap = found.get("backward_comm_time", 0), found.get("backward_compute_comm_overlap_time", 0)
-        wait = max(0, total - overlap) / 1e9
-        forward, backward = (found.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time"))
+    def _add(self, newest: "_Module") -> None:
+        """Add what an iteration took: of a module with fewer or more iterations that part which belongs to one."""
+        iterations, times = newest.seen - newest.counted, [0.0] * 3
+        for each in self._modules:
+            share = (each.seen - each.counted) / iterations if iterations > 0 else float(each is newest)
+            times = [total + share * value for total, value in zip(times, each.times, strict=True)]
+            each.counted = each.seen
+        wait, forward, backward = times
         for place, value in enumerate((1.0, wait, wait * wait, forward, backward)):
             self._sampled[place] += value
 
@@ -252,22 +279,54 @@ class StepParts:
         module = newest.module()
         if module is None or before is None or newest.seen <= before[0]:
             return
-        is_on_gpu = getattr(module, "device_type", "cpu") != "cpu"
+        is_on_gpu = _is_on_gpu(module)
         seconds = (now - before[1]) / (newest.seen - before[0])
         self._every = power_of_two((_SAMPLED_CUDA if is_on_gpu else _SAMPLED) / seconds)
         self._between = max(_FEWEST * self._every, power_of_two(self._window / seconds))
-        if newest.rate != self._every and not (is_on_gpu and newest.seen < _UNTOUCHED_CUDA):
-            newest.rate = self._every
-            module._set_ddp_runtime_logging_sample_rate(self._every)
+        for each in self._modules:
+            each.set_rate(self._every)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Module:
-    """A DistributedDataParallel: the iteration that was seen last, and the rate that was set; 0 for none."""
+    """A DistributedDataParallel.
+
+    Attributes:
+        seen: the iteration that was measured last. times: its wait, forward and backward pass, in seconds.
+        counted: the iterations whose times are in the sums.
+        rate: that was set; 0 for none.
+    """
 
     module: Callable[[], Any]
     seen: int = 0
+    times: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    counted: int = 0
     rate: int = 0
+
+    def look(self) -> bool:
+        """Take what the reducer has measured; return whether it is another iteration than before."""
+        module = self.module()
+        found: dict[str, Any] = {} if module is None else module._get_ddp_logging_data()
+        iteration = int(found.get("iteration", 0))
+        if iteration <= self.seen:
+            return False
+        self.seen = iteration
+        total, overlap = found.get("backward_comm_time", 0), found.get("backward_compute_comm_overlap_time", 0)
+        forward, backward = (found.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time"))
+        self.times = max(0, total - overlap) / 1e9, forward, backward
+        return True
+
+    def set_rate(self, every: int) -> None:
+        """Let the reducer measure one of so many iterations."""
+        module = self.module()
+        if module is None or self.rate == every or (_is_on_gpu(module) and self.seen < _UNTOUCHED_CUDA):
+            return
+        self.rate = every
+        module._set_ddp_runtime_logging_sample_rate(every)
+
+
+def _is_on_gpu(module: Any) -> bool:
+    return getattr(module, "device_type", "cpu") != "cpu"
 
 
 def _queued_seconds() -> float:
@@ -293,10 +352,13 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
     def data_parallel(module: ModuleType) -> None:
         wrapped: Any = getattr(module, "DistributedDataParallel", None)
-        names = ("_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "register_comm_hook", "_sync_buffers")
+        names = (
+            "_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate", "_ddp_init_helper", "register_comm_hook",
+            "no_sync",
+        )  # fmt: skip
         if not all(hasattr(wrapped, name) for name in names):
             return
-        begin, register = wrapped.__init__, wrapped.register_comm_hook
+        begin, register, no_sync = wrapped._ddp_init_helper, wrapped.register_comm_hook, wrapped.no_sync
 
         @functools.wraps(begin)
         def begun(self: Any, *args: Any, **options: Any) -> None:
@@ -305,13 +367,34 @@ def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType]
 
         @functools.wraps(register)
         def registered(self: Any, state: object, hook: Any) -> None:
+            if getattr(hook, "__name__", "") == "post_localSGD_hook":
+                parts.audit.abstain(_AVERAGED)
             register(self, state, parts.timed_hook(hook) if callable(hook) else hook)
             with contextlib.suppress(AttributeError, IndexError):  # what is pickled with the module is the script's own
                 self._comm_hooks[-1] = (hook, state)
 
-        wrapped.__init__, wrapped.register_comm_hook = begun, registered
-        wrapped._sync_buffers = parts.timed_buffers(wrapped._sync_buffers)
+        @functools.wraps(no_sync)
+        def unsynchronized(self: Any) -> Any:
+            parts.audit.without_synchronization()
+            return no_sync(self)
+
+        wrapped._ddp_init_helper, wrapped.register_comm_hook = begun, registered
+        wrapped.no_sync = unsynchronized
+        if (group := getattr(module, "dist", None)) and (broadcast := getattr(group, "_broadcast_coalesced", None)):
+            group._broadcast_coalesced = parts.timed_buffers(broadcast)
+
+    def averagers(module: ModuleType) -> None:
+        averager = module.ModelAverager
+        begin = averager.__init__
+
+        @functools.wraps(begin)
+        def begun(self: Any, *args: Any, **options: Any) -> None:
+            parts.audit.abstain(_AVERAGED)
+            begin(self, *args, **options)
+
+        averager.__init__ = begun
 
     after_import("torch.optim.optimizer", optimizers)
+    after_import("torch.distributed.algorithms.model_averaging.averagers", averagers)
     after_import("torch.nn.parallel.distributed", data_parallel)
     gc.callbacks.append(parts.collected)

@@ -118,6 +118,22 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class Divergence:
+    """A tensor that is to be the same on all ranks, and is not.
+
+    message: names it, and the likely mistake. step: the first that showed it. agreed_step: the last that did not.
+    rank: the first that differs from most others; None if no value has a majority. cause: the mistake, as a word.
+    """
+
+    message: _Advice = None
+    step: _Count = None
+    agreed_step: _Count = None
+    rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
+    tensor: _Advice = None
+    cause: _Name = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
 class Pause:
     """A pause that is much longer than a step, and than the pauses before; it may be an evaluation that is new.
 
@@ -156,10 +172,12 @@ class TrainingReport:
     """How far the training is: the response to ``GET /progress``.
 
     age_seconds: since the trainer finished the work in this report.
+    loss_step: at which the loss was reported: later reports keep the loss. Older launchers do not report it.
     percent: of the training, if the trainer does not compute it from step and total_steps.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
     saving_seconds: for which saves have blocked the training in this attempt.
     pause: rank 0 has made no step for long. stall: the launcher takes that for a stall. slow: a rank delays each step.
+    diverged: the ranks do not have the same parameters.
     life: how often the processes of the attempt were started. lives: the last that have ended.
     fenced: the program cannot save beside a newer attempt.
     """
@@ -171,6 +189,7 @@ class TrainingReport:
     total_steps: _Count = None
     percent: _Percent = None
     loss: _Loss = None
+    loss_step: _Count = None
     accuracy: _Number = None
     samples_per_second: _Number = None
     steps_per_second: _Number = None
@@ -182,6 +201,7 @@ class TrainingReport:
     pause: Annotated[Pause | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None
     slow: Annotated[Slow | None, _OrNone] = None
+    diverged: Annotated[Divergence | None, _OrNone] = None
     fenced: _Flag = False
     life: Annotated[int | None, _integer(1, _MAX_INT)] = None
     lives: _Lives = None

@@ -162,6 +162,42 @@ class SlowStatus(StatusPart):
         return f"the others wait{times} for rank {self.rank}{node}{part}{stopped}"
 
 
+class DivergedStatus(StatusPart):
+    """A parameter that is to be the same on all ranks, and is not."""
+
+    since: Time
+    """When it was reported first."""
+    step: Count
+    """The first step that showed it."""
+    agreed_step: Count | None = None
+    """The last step at which the tensor was the same on all ranks."""
+    rank: Count | None = None
+    """The first global rank that differs from most others; absent if no value has a majority, as with two ranks."""
+    tensor: str | None = None
+    """Its name in the module."""
+    cause: str | None = None
+    """The likely mistake: noSync, gradients, settings, outside, seed, optimizer or memory."""
+
+    def text(self) -> str:
+        """Return which tensor differs, and since when."""
+        who = "between the ranks" if self.rank is None else f"on rank {self.rank}"
+        cause = f": {self.cause}" if self.cause else ""
+        return f"{self.tensor or 'a parameter'} differs {who} since step {self.step}{cause}"
+
+
+class NotFiniteLoss(StatusPart):
+    """A loss that is NaN or infinite in the last reports."""
+
+    since: Time
+    """When it was reported first."""
+    step: Count
+    """Of that loss."""
+    last_step: Count
+    """Of the last one that was counted."""
+    reports: Count
+    """Of such losses at different steps; not counted beyond 3."""
+
+
 class PauseStatus(StatusPart):
     """Rank 0 has made no step for much longer than a step, and than all its pauses before, took. It may go on."""
 
@@ -474,6 +510,10 @@ class DDPJobStatus(StatusPart):
     """Present while the condition Running has the reason TrainingStalled."""
     slow: SlowStatus | None = None
     """Present while the others wait for the same rank in most steps. The attempt goes on."""
+    diverged: DivergedStatus | None = None
+    """Present while the ranks do not have the same parameters. Nothing follows from it."""
+    loss_not_finite: NotFiniteLoss | None = None
+    """Present while the reported loss is NaN or infinite. Nothing follows from it."""
     pause: PauseStatus | None = None
     """Present while rank 0 makes no step for much longer than before. Nothing follows from it."""
     furthest: Furthest | None = None

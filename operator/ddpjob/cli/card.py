@@ -121,8 +121,9 @@ def troubles(job: DDPJob, now: datetime) -> list[str]:
     """Return that the ranks have made no step for much longer than before, and for which of them the others wait."""
     status = job.status
     slow = status.slow.text() if status.slow else ""
+    diverged = status.diverged.text() if status.diverged else ""
     pause = status.pause.text(now) if status.pause and job.state == "Running" else ""
-    return [one_line(text) for text in (pause, status.stall.text() if status.stall else "", slow) if text]
+    return [one_line(text) for text in (pause, status.stall.text() if status.stall else "", diverged, slow) if text]
 
 
 def pod_state(pod: "JobPod") -> str:

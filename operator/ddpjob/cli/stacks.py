@@ -62,6 +62,8 @@ def headline(seen: "StackTable") -> str:
     if seen.missing_nodes:
         shown = ", ".join(map(str, seen.missing_nodes[:8])) + (" …" if len(seen.missing_nodes) > 8 else "")
         parts.append(f"no answer of node {shown}")
+    if seen.omitted_ranks:
+        parts.append(f"{seen.omitted_ranks} ranks are left out")
     groups = "; ".join(map(_sentence, seen.groups[:_GROUPS])) + ("; …" if len(seen.groups) > _GROUPS else "")
     return f"{', '.join(parts)}: {groups} ({one_line(seen.place)})"
 

@@ -2,12 +2,15 @@
 
 import base64
 import contextlib
+import errno
 import gzip
 import json
+import os
 import time
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -20,10 +23,12 @@ from ddpjob.client.stacks import Ask
 from ddpjob.client.trace import RankTrace, Spans, Wait, clock_offset, waits
 from ddpjob.errors import DDPJobError, UnavailableError
 
-_INTERVAL, _SLOWEST = 0.2, 30.0  # seconds between questions; until a part of a trace has come
+_INTERVAL, _PART_INTERVAL, _SLOWEST = 0.5, 0.05, 30.0  # seconds between questions, for a part; until it has come
 _LATE = 15.0  # seconds after the end of the profile in which the ranks write their traces
-_LONGEST_TRACE, _LONGEST_FILE = 256 * 2**20, 2**30  # bytes of JSON, of a rank and in all
-_MOST_WAITS = 10
+_LONGEST_TRACE, _LONGEST_FILE = 128 * 2**20, 2**30  # bytes of JSON, of a rank and in all
+_MOST_VALUES = 8 * 2**20  # in the JSON of a rank: each takes some 70 bytes of memory
+_LONGEST_PACKED = 33 * 2**20  # bytes
+_AT_ONCE = 6  # ranks whose traces are fetched at once, and kept, at most 32 MiB of each
 _PAUSES = (0.5, 2.0)  # seconds until a question is asked again
 _ENDED = ("done", "failed", "ended")
 
@@ -60,6 +65,8 @@ class Profile(OfAllRanks):
 
     file: str
     """The Chrome trace, for https://ui.perfetto.dev and chrome://tracing; the number of a process is its rank."""
+    omitted_ranks: int = 0
+    """Ranks that are left out because there are too many."""
     is_cut: bool = False
     """Events of the last ranks are left out of the file, because it has its greatest length."""
     clock_offsets: dict[int, float] = Field(default_factory=dict)
@@ -81,28 +88,37 @@ def take_profile(
         head: the fields of the profile that are known of the job.
     """
     say, job = on_progress or (lambda _: None), str(head["job"])
-    with expected(job):
-        number = int(parsed_answer(job, ask("POST", f"profile/{int(steps)}/{int(timeout)}"))["number"])
-    ask = _patient(ask)
-    reports, world_size = _reports(job, ask, number, timeout, say)
-    rows = {row.rank: row for row in reports}
-    merged = _Merged(rows)
-    if not any(row.state == "done" for row in rows.values()):
-        raise _no_trace(job, reports, timeout)
-    partial = to.with_name(f".{to.name}.part")
+    with _written(to) as file:
+        with expected(job):
+            number = int(parsed_answer(job, ask("POST", f"profile/{int(steps)}/{int(timeout)}"))["number"])
+        ask = _patient(ask)
+        reports, known = _reports(job, ask, number, timeout, say)
+        merged = _Merged({row.rank: row for row in reports})
+        if not any(row.state == "done" for row in reports):
+            raise _no_trace(job, reports, timeout)
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for row, packed in _packed_traces(job, ask, number, [row for row in reports if row.state == "done"]):
+            say(f"reads the trace of rank {row.rank}")
+            merged.add(row, packed, file)
+        file.write("\n]}\n")
+    return merged.profile(head | known | {"file": str(to)})
+
+
+@contextlib.contextmanager
+def _written(to: Path) -> Iterator[IO[str]]:
+    """Open the file that becomes ``to`` at the end; raise ``DDPJobError`` before the ranks are asked if it cannot."""
     try:
-        with gzip.open(partial, "wt", compresslevel=5) as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for row in [row for row in reports if row.state == "done"]:
-                say(f"reads the trace of rank {row.rank}")
-                merged.add(row, _fetched(job, ask, number, row), file)
-            file.write("\n]}\n")
-        partial.replace(to)
+        if to.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        partial = to.with_name(f".{to.name}.part")
+        try:
+            with gzip.open(partial, "wt", compresslevel=5) as file:
+                yield file
+            partial.replace(to)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise DDPJobError(f"{to} cannot be written: {error.strerror}", "", "name another file with --to") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return merged.profile(head | {"world_size": world_size, "file": str(to)})
 
 
 def _patient(ask: Ask) -> Ask:
@@ -121,16 +137,16 @@ def _patient(ask: Ask) -> Ask:
 
 def _reports(
     job: str, ask: Ask, number: int, timeout: float, say: Callable[[str], None]
-) -> tuple[list[RankProfile], int]:
-    """Return what the ranks say when all have ended the profile, or at the end of the time; and their number."""
+) -> tuple[list[RankProfile], Json]:
+    """Return what the ranks say when all have ended the profile, or at the end of the time; and how many they are."""
     end = time.monotonic() + timeout + _LATE
     while True:
         answer = parsed_answer(job, ask("GET", f"profile/{number}"))
         with expected(job):
             rows = sorted((RankProfile.model_validate(row) for row in answer["ranks"]), key=lambda row: row.rank)
-            size = int(answer["worldSize"])
-        if sum(row.state in _ENDED for row in rows) == size or time.monotonic() >= end:
-            return rows, size
+            size, omitted = int(answer["worldSize"]), int(answer.get("omittedRanks", 0))
+        if sum(row.state in _ENDED for row in rows) + omitted == size or time.monotonic() >= end:
+            return rows, {"world_size": size, "omitted_ranks": omitted}
         states = Counter(row.state for row in rows)
         say(", ".join(f"{count} of {size} ranks: {state}" for state, count in states.items()))
         time.sleep(_INTERVAL)
@@ -150,24 +166,51 @@ def _no_trace(job: str, rows: list[RankProfile], timeout: float) -> UnavailableE
     )
 
 
-def _fetched(job: str, ask: Ask, number: int, row: RankProfile) -> Json | None:
-    """Return the trace of a rank; None if it has gone, is damaged, or is too long."""
-    unpack, content, offset, end = zlib.decompressobj(wbits=31), bytearray(), 0, time.monotonic() + _SLOWEST
-    while time.monotonic() < end:
-        part = parsed_answer(job, ask("GET", f"profile/{number}/{row.rank}/{offset}"))
+def _packed_traces(job: str, ask: Ask, number: int, rows: Sequence[RankProfile]) -> Iterator[tuple[RankProfile, bytes]]:
+    """Yield the rows with their traces, as the ranks have packed them; a node after the other sends those of a rank."""
+    local, of_node = Counter[int](), dict[int, int]()
+    for row in rows:
+        of_node[row.rank] = local[row.node]
+        local[row.node] += 1
+    left = deque(sorted(rows, key=lambda row: (of_node[row.rank], row.node)))
+    fetched: deque[tuple[RankProfile, Future[bytes]]] = deque()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            while left or fetched:
+                while left and len(fetched) < _AT_ONCE:
+                    row = left.popleft()
+                    fetched.append((row, pool.submit(_fetched, job, ask, number, row)))
+                row, future = fetched.popleft()
+                yield row, future.result()
+        finally:
+            for _, future in fetched:
+                future.cancel()
+
+
+def _fetched(job: str, ask: Ask, number: int, row: RankProfile) -> bytes:
+    """Return what there is of a rank's trace; one that has gone is empty, and one that is too long is cut."""
+    content, end = bytearray(), time.monotonic() + _SLOWEST
+    while time.monotonic() < end and len(content) <= _LONGEST_PACKED:
+        part = parsed_answer(job, ask("GET", f"profile/{number}/{row.rank}/{len(content)}"))
         if "data" not in part:
-            time.sleep(_INTERVAL / 4)
+            time.sleep(_PART_INTERVAL)
             continue
-        with contextlib.suppress(ValueError, zlib.error, TypeError):
-            data = base64.b64decode(part["data"])
-            content += unpack.decompress(data, _LONGEST_TRACE - len(content))
-            offset, end = offset + len(data), time.monotonic() + _SLOWEST
-            if data and not unpack.eof and not unpack.unconsumed_tail and len(content) < _LONGEST_TRACE:
+        with contextlib.suppress(ValueError, TypeError):
+            if data := base64.b64decode(part["data"]):
+                content += data
+                end = time.monotonic() + _SLOWEST
                 continue
-            if unpack.eof:
-                return dict(json.loads(content))
-        return None
-    return None
+        break
+    return bytes(content)
+
+
+def _unpacked(packed: bytes) -> Json:
+    """Return the trace. Raises many errors if it is damaged, or needs too much memory."""
+    unpack = zlib.decompressobj(wbits=31)
+    content = unpack.decompress(packed, _LONGEST_TRACE)
+    if not unpack.eof or content.count(b",") > _MOST_VALUES:
+        raise ValueError("the trace is not whole, or too long")
+    return dict(json.loads(content))
 
 
 class _Merged:
@@ -181,13 +224,15 @@ class _Merged:
         self._collectives: dict[int, Spans] = {}
         self._written, self._is_cut = 0, False
 
-    def add(self, row: RankProfile, content: Json | None, file: IO[str]) -> None:
+    def add(self, row: RankProfile, packed: bytes, file: IO[str]) -> None:
         """Write the events of a rank."""
         try:
-            trace = RankTrace.of(row.rank, row.node, row.first, content or {})
-        except (ValueError, TypeError, KeyError):
+            trace = RankTrace.of(row.rank, row.node, row.first, _unpacked(packed))
+            self._add(row, trace, file)
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError, zlib.error):
             self._rows[row.rank] = row.model_copy(update={"state": "failed", "error": "its trace cannot be read"})
-            return
+
+    def _add(self, row: RankProfile, trace: RankTrace, file: IO[str]) -> None:
         first = self._first = self._first or trace
         if row.node not in self._offsets:
             found = clock_offset(first.collectives, trace.collectives) if row.node != first.node else 0.0
@@ -215,17 +260,14 @@ class _Merged:
 
     def profile(self, head: Json) -> Profile:
         """Return what all traces say."""
-        found, seconds = waits(self._collectives)
-        blamed: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for wait in found:
-            blamed[wait.rank][wait.for_rank] += wait.seconds
+        found, seconds, blamed = waits(self._collectives)
         for rank, row in self._rows.items():
             if rank in seconds and row.steps:
                 longest = max(blamed[rank].items(), key=lambda item: item[1], default=(None, 0.0))[0]
                 known = {"wait_seconds": seconds[rank] / row.steps, "waits_for": longest}
                 self._rows[rank] = row.model_copy(update=known)
         return Profile(
-            **head, ranks=list(self._rows.values()), waits=found[:_MOST_WAITS], is_cut=self._is_cut,
+            **head, ranks=list(self._rows.values()), waits=found, is_cut=self._is_cut,
             clock_offsets={node: offset / 1e6 for node, offset in self._offsets.items()},
             not_aligned=sorted(self._not_aligned),
         )  # fmt: skip

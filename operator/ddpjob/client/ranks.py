@@ -1,6 +1,7 @@
 """What the ranks of a job do now, as the launcher of node 0 answers ``GET /ranks`` (docs/reference/reports.md)."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -164,7 +165,7 @@ def no_ranks(job: DDPJob, why: str, request: str = "GET /ranks") -> DDPJobError:
             "set launcher: Injected in the spec, or command: [ddprun, train.py] (docs/tasks/scripts.md)",
         )
     return UnavailableError(
-        f"node 0 of {job.name} does not answer {request}: {why}",
+        f"node 0 of {job.name} does not answer {re.sub('/jobs/[^/]+', '', request)}: {why}",  # the uid is a right
         "it starts or ends, or its program is started by another launcher or another release than ddprun of this one",
         f"ddpjob why {job.name}; or set launcher: Injected in the spec (docs/tasks/scripts.md)",
     )

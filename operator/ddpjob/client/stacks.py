@@ -12,7 +12,7 @@ from ddpjob.errors import UnavailableError
 
 Ask = Callable[[str, str], bytes]
 """Sends (method, path) to the launcher of node 0 and returns its answer."""
-_SECONDS, _INTERVAL = 20.0, 0.1  # for all launchers to answer; between questions
+_SECONDS, _INTERVAL = 20.0, 0.2  # for all launchers to answer; between questions
 
 
 class RankStacks(WireModel):
@@ -55,6 +55,8 @@ class StackTable(OfAllRanks):
 
     missing_nodes: list[int] = Field(default_factory=list)
     """node_ranks whose launcher has not answered."""
+    omitted_ranks: int = 0
+    """Ranks that are left out because there are too many."""
     ranks: list[RankStacks]
     """By rank; without those that have ended."""
 
@@ -76,9 +78,11 @@ def take_stacks(head: Json, ask: Ask) -> StackTable:
     end, job = time.monotonic() + _SECONDS, str(head["job"])
     asked = parsed_answer(job, ask("POST", "stacks"))
     while True:
-        answer = parsed_answer(job, ask("GET", "stacks"))
         with expected(job):
-            if int(answer["number"]) >= int(asked["number"]):
+            path = f"stacks/{int(asked['number'])}"
+        answer = parsed_answer(job, ask("GET", path))
+        with expected(job):
+            if "ranks" in answer:
                 return StackTable.model_validate({**answer, **head})
         if time.monotonic() >= end:
             raise UnavailableError(

@@ -9,6 +9,7 @@ Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsK
 microseconds.
 """
 
+import heapq
 import math
 import re
 from bisect import bisect_right
@@ -25,6 +26,8 @@ _BACKENDS = ("gloo:", "ucc:", "mpi:", "xccl:", "hccl:")  # nccl: says only when 
 _KERNEL = "nccl"
 _STEP = "ProfilerStep#"
 _LOADER = "enumerate(DataLoader)"
+_LATEST = 1e18  # microseconds
+_MOST_WAITS = 10
 
 Key = tuple[int, str, int]
 """A collective on all ranks: step, name, number among those of this name in the step."""
@@ -55,8 +58,10 @@ class RankTrace:
 
     @classmethod
     def of(cls, rank: int, node: int, first: int, content: Json) -> "RankTrace":
-        """Return the trace that PyTorch has written. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+        """Return the trace that PyTorch has written. It raises many errors if it is another."""
         base = float(content.get("baseTimeNanoseconds", 0)) / 1000
+        if not _is_number(base):
+            raise ValueError("its clock has no time")
         events = [event for event in content["traceEvents"] if isinstance(event, dict)]
         timed = [event for event in events if event.get("ph") == "X" and _is_timed(event)]
         made = cls(rank, node, base, events)
@@ -93,11 +98,16 @@ class RankTrace:
 
 def _is_timed(event: Json) -> bool:
     duration = event.get("dur")
-    return _has_time(event) and isinstance(duration, int | float) and math.isfinite(duration) and "name" in event
+    return _has_time(event) and _is_number(duration) and "name" in event
 
 
 def _has_time(event: Json) -> bool:
-    return isinstance(event.get("ts"), int | float) and math.isfinite(event["ts"])
+    return _is_number(event.get("ts"))
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one with which floats can count."""
+    return isinstance(value, int | float) and abs(value) < _LATEST
 
 
 def _span(event: Json, base: float) -> tuple[float, float]:
@@ -143,8 +153,8 @@ class Wait(WireModel):
     """The rank that was the last to begin it."""
 
 
-def waits(ranks: Mapping[int, Spans]) -> tuple[list[Wait], dict[int, float]]:
-    """Return the waits, the longest first, and for how many seconds each rank waits in at least one collective.
+def waits(ranks: Mapping[int, Spans]) -> tuple[list[Wait], dict[int, float], dict[int, Counter[int]]]:
+    """Return the longest waits, the longest first; of each rank, for how many seconds it waits, and for which ranks.
 
     Args:
         ranks: the collectives of each rank, on one clock.
@@ -153,16 +163,24 @@ def waits(ranks: Mapping[int, Spans]) -> tuple[list[Wait], dict[int, float]]:
     for rank, collectives in ranks.items():
         for key, span in collectives.items():
             begun[key][rank] = span
-    found, times = [], {rank: list[tuple[float, float]]() for rank in ranks}
-    for (step, name, _), spans in begun.items():
+    longest: list[tuple[float, int, int, Key]] = []
+    times = {rank: list[tuple[float, float]]() for rank in ranks}
+    blamed = {rank: Counter[int]() for rank in ranks}
+    for key, spans in begun.items():
         last = max(spans, key=lambda rank: spans[rank][0])
         for rank, (begin, end) in spans.items():
             until = min(spans[last][0], end)
             if until > begin:
                 times[rank].append((begin, until))
-                seconds = (until - begin) / 1e6
-                found.append(Wait(rank=rank, seconds=seconds, collective=name, step=step, for_rank=last))
-    return sorted(found, key=lambda wait: -wait.seconds), {rank: _covered(spans) / 1e6 for rank, spans in times.items()}
+                blamed[rank][last] += until - begin  # type: ignore[assignment]  # a Counter counts floats, too
+                heapq.heappush(longest, (until - begin, rank, last, key))
+                if len(longest) > _MOST_WAITS:
+                    heapq.heappop(longest)
+    found = [
+        Wait(rank=rank, seconds=length / 1e6, collective=name, step=step, for_rank=last)
+        for length, rank, last, (step, name, _) in sorted(longest, reverse=True)
+    ]
+    return found, {rank: _covered(spans) / 1e6 for rank, spans in times.items()}, blamed
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -13,8 +13,10 @@ from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.judgement import failure_text
 from ddpjob.engine.obstacles import (
     admission_obstacle,
+    diverged,
     earlier_pods,
     fruitless,
+    loss_not_finite,
     obstacles,
     scheduling_obstacle,
     shared_volume,
@@ -132,6 +134,8 @@ def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
         stall(s),
         kueue.without_quota(s),
         fruitless(reached, s.logs_command()),
+        diverged(s),
+        loss_not_finite(s),
         shared_volume(s),
         slow(s),
         elastic.obstacle(s),

@@ -20,7 +20,7 @@ _AS_ASKED = frozenset({RESIZED, RESTART_REQUESTED, NODES_AVAILABLE, NODES_UNAVAI
 _PROBLEMS = frozenset(
     {
         *(obstacles.NODE_NOT_RESPONDING, obstacles.PROGRESS_UNKNOWN, obstacles.TRAINING_STALLED, obstacles.SHARED),
-        obstacles.TRAINING_SLOW,
+        *(obstacles.TRAINING_SLOW, obstacles.REPLICAS_DIVERGED, obstacles.LOSS_NOT_FINITE),
         QUEUE_UNAVAILABLE,
     }
 )

@@ -13,6 +13,7 @@ from ddpjob.api.times import seconds_between
 from ddpjob.engine.actions import Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.attempt import seconds_running, whole_second_after
+from ddpjob.engine.progress import LOSSES_TO_REPORT, loss_status
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import gangs, guard
 from ddpjob.engine.state import JobState
@@ -23,6 +24,10 @@ TRAINING_STALLED = "TrainingStalled"
 """All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
 TRAINING_SLOW = "TrainingSlow"
 """All nodes run, and the launcher reports for which rank the others wait in each step; also of an avoided node."""
+REPLICAS_DIVERGED = "ReplicasDiverged"
+"""All nodes run, and their launchers report that the ranks do not have the same parameters; nothing follows from it."""
+LOSS_NOT_FINITE = "LossNotFinite"
+"""All nodes run, and the loss in several reports is NaN or infinite; nothing follows from it."""
 NODE_NOT_RESPONDING = "NodeNotResponding"
 """All nodes run as far as is known, and the Kubernetes node of some of them sends no heartbeats; nothing follows."""
 NO_PROGRESS = "RestartsWithoutProgress"
@@ -49,6 +54,17 @@ SLOW_ADVICE = {
     "queue": "request as many CPUs as the rank uses, so that other pods do not take them",
     "script": "look at what only this rank does between steps, such as logs, evaluation and saves",
 }
+_DIVERGED_ADVICE = {
+    "noSync": "leave no_sync before the last backward pass of each step",
+    "gradients": "call the DistributedDataParallel object, not the module that it wraps",
+    "settings": "set learning rate and other settings from the same values on all ranks, also after a resume",
+    "outside": "put the parameter into the module that DistributedDataParallel wraps, or exchange its gradient",
+    "seed": "change parameters, or load them, on all ranks in the same way, or before DistributedDataParallel is made",
+    "optimizer": "load weights and the optimizer's state on all ranks alike; draw random numbers from one seed",
+    "memory": "look whether only this rank's code writes to the tensor; else test the memory of its machine",
+}
+NOT_FINITE_NEXT = "continue from a checkpoint before it, with a lower learning rate"
+DIVERGED_NEXT = "the model of each rank is another from that step on: continue from a checkpoint before it"
 UNKNOWN_SECONDS = 60.0
 """How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
 _PREPARATION_SECONDS = 10.0
@@ -186,6 +202,26 @@ def slow(s: JobState) -> Obstacle | None:
 def slow_advice(part: str | None) -> str:
     """Return what to do about a rank that takes longer in this part of its steps."""
     return SLOW_ADVICE.get(part or "", "compare its node with the others")
+
+
+def diverged(s: JobState) -> Obstacle | None:
+    """Return which parameters differ between the ranks, by the last answer of node 0's launcher; None if none do."""
+    if (reported := s.diverged) is None:
+        return None
+    return REPLICAS_DIVERGED, f"{reported.message or 'replicas diverged'}: {diverged_advice(reported.cause)}"
+
+
+def diverged_advice(cause: str | None) -> str:
+    """Return what to do about parameters that differ for this reason."""
+    return "; ".join(filter(None, (_DIVERGED_ADVICE.get(cause or ""), DIVERGED_NEXT)))
+
+
+def loss_not_finite(s: JobState) -> Obstacle | None:
+    """Return that the loss is not finite in several reports; None if it is, or is not known to be."""
+    found = loss_status(s.report, s.before, s.now)
+    if found is None or found.reports < LOSSES_TO_REPORT:
+        return None
+    return LOSS_NOT_FINITE, f"the reported loss is not finite since step {found.step}: {NOT_FINITE_NEXT}"
 
 
 def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:

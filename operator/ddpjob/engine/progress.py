@@ -3,12 +3,23 @@
 import math
 from datetime import datetime, timedelta
 
-from ddpjob.api.report import Slow, TrainingReport
-from ddpjob.api.status import CheckpointStatus, DDPJobStatus, Furthest, PauseStatus, Progress, SlowStatus
+from ddpjob.api.report import Divergence, Slow, TrainingReport
+from ddpjob.api.status import (
+    CheckpointStatus,
+    DDPJobStatus,
+    DivergedStatus,
+    Furthest,
+    NotFiniteLoss,
+    PauseStatus,
+    Progress,
+    SlowStatus,
+)
 from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
 _LARGE = 1e15
+LOSSES_TO_REPORT = 3
+"""Losses of different steps that are not finite: one step may have skipped a batch that overflowed."""
 
 
 def progress_status(report: TrainingReport, before: Progress | None, now: datetime) -> Progress:
@@ -56,6 +67,36 @@ def slow_status(report: Slow, before: SlowStatus | None, now: datetime, node_nam
     given = {name: getattr(report, name) for name in ("seconds", "step_seconds", "throttled")}
     numbers = {name: _number_text(value, ".3g") for name, value in given.items()}
     return SlowStatus(since=timestamp(now), rank=report.rank, part=report.part, node_name=node_name, **numbers)
+
+
+def diverged_status(report: Divergence | None, before: DivergedStatus | None, now: datetime) -> DivergedStatus | None:
+    """Return ``status.diverged`` for what is reported of parameters that differ between the ranks."""
+    if report is None or report.step is None:
+        return None
+    since = timestamp(now)
+    if before is not None and (before.step, before.tensor) == (report.step, report.tensor):
+        since = before.since
+    return DivergedStatus(
+        since=since, step=report.step, agreed_step=report.agreed_step, rank=report.rank, tensor=report.tensor,
+        cause=report.cause,
+    )  # fmt: skip
+
+
+def loss_status(report: TrainingReport | None, before: DDPJobStatus, now: datetime) -> NotFiniteLoss | None:
+    """Return ``status.lossNotFinite`` after a report; a report without a loss, and no report, change nothing."""
+    known = before.loss_not_finite
+    if report is None or report.loss is None:
+        return known
+    if math.isfinite(report.loss):
+        return None
+    step = report.step if report.loss_step is None else report.loss_step
+    if step is None:
+        return known
+    if known is None or step < known.step:
+        return NotFiniteLoss(since=timestamp(now), step=step, last_step=step, reports=1)
+    if step <= known.last_step or known.reports == LOSSES_TO_REPORT:
+        return known
+    return known.changed(last_step=step, reports=known.reports + 1)
 
 
 def _last_work(report: TrainingReport, now: datetime) -> str:

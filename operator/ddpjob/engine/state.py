@@ -9,7 +9,7 @@ from math import isinf
 from ddpjob.api import names
 from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
-from ddpjob.api.report import Slow, TrainingReport
+from ddpjob.api.report import Divergence, Slow, TrainingReport
 from ddpjob.api.status import LONG_RUN_SECONDS, CurrentAttempt, DDPJobStatus, Failure, InPlace, RefusedStart
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, since, timestamp
 from ddpjob.engine.actions import EngineSettings
@@ -243,13 +243,32 @@ class JobState:
 
         The recorded one until the first answer to an operator that has just started.
         """
-        known, pod, polled = self.before.slow, self.current.get(0), self.observed.progress
-        if polled.problem is not None:
+        known = self.before.slow
+        if self.observed.progress.problem is not None:
             return None
         found = self.answer.slow if self.answer is not None else None
-        if self.answer is None and known is not None and pod is not None and pod.state == "running":
+        if known is not None and self._has_no_answer_yet:
             found = Slow(rank=known.rank, part=known.part, message=f"slow: {known.text()}")
         return found if found is not None and found.rank is not None else None
+
+    @cached_property
+    def diverged(self) -> Divergence | None:
+        """What the launcher of node 0 reports of parameters that differ between the ranks; else as ``slow``."""
+        known = self.before.diverged
+        if self.observed.progress.problem is not None:
+            return None
+        found = self.answer.diverged if self.answer is not None else None
+        if known is not None and self._has_no_answer_yet:
+            found = Divergence(
+                step=known.step, agreed_step=known.agreed_step, rank=known.rank, tensor=known.tensor,
+                cause=known.cause, message=f"replicas diverged: {known.text()}",
+            )  # fmt: skip
+        return found if found is not None and found.step is not None else None
+
+    @property
+    def _has_no_answer_yet(self) -> bool:
+        pod = self.current.get(0)
+        return self.answer is None and pod is not None and pod.state == "running"
 
     @cached_property
     def report(self) -> TrainingReport | None:

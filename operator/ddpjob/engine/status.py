@@ -16,10 +16,12 @@ from ddpjob.api.status import (
     Condition,
     CurrentAttempt,
     DDPJobStatus,
+    DivergedStatus,
     Ending,
     Furthest,
     InPlace,
     Nodes,
+    NotFiniteLoss,
     PauseStatus,
     Progress,
     SlowNode,
@@ -37,7 +39,15 @@ from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.ledger import time_spent
 from ddpjob.engine.obstacles import TRAINING_STALLED, admission_obstacle
-from ddpjob.engine.progress import checkpoint_status, furthest, pause_status, progress_status, slow_status
+from ddpjob.engine.progress import (
+    checkpoint_status,
+    diverged_status,
+    furthest,
+    loss_status,
+    pause_status,
+    progress_status,
+    slow_status,
+)
 from ddpjob.engine.scheduling import elastic, guard
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import (
@@ -99,6 +109,8 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         checkpoint=_checkpoint(s, decision),
         stall=_stall(s, built),
         slow=slow,
+        diverged=_diverged(s, built),
+        loss_not_finite=_loss(s, decision),
         pause=_pause(s, decision),
         furthest=reached,
         failures=failures,
@@ -288,13 +300,25 @@ def _stall(s: JobState, built: Sequence[Condition]) -> StallStatus | None:
     return StallStatus(rank=reported.rank, step=reported.step, phase=reported.phase, where=reported.where)
 
 
+def _runs(built: Sequence[Condition]) -> bool:
+    return any(condition.type == "Running" and condition.status == "True" for condition in built)
+
+
 def _slow(s: JobState, built: Sequence[Condition]) -> SlowStatus | None:
-    runs = any(condition.type == "Running" and condition.status == "True" for condition in built)
-    if s.slow is None or not runs:
+    if s.slow is None or not _runs(built):
         return None
     pod = s.current.get((s.slow.rank or 0) // s.job.nproc_per_node)
     node_name = pod.node_name if pod is not None and not s.settings.is_local else None
     return slow_status(s.slow, s.before.slow, s.now, node_name)
+
+
+def _diverged(s: JobState, built: Sequence[Condition]) -> DivergedStatus | None:
+    return diverged_status(s.diverged, s.before.diverged, s.now) if _runs(built) else None
+
+
+def _loss(s: JobState, decision: Decision) -> NotFiniteLoss | None:
+    ends = decision.begins_attempt or decision.ends_attempt or s.attempt.is_closed
+    return None if ends else loss_status(s.report, s.before, s.now)
 
 
 def _pause(s: JobState, decision: Decision) -> PauseStatus | None:

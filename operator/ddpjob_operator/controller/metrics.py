@@ -1,4 +1,4 @@
-"""The operator's metrics. Every label has few values."""
+"""The operator's metrics. Every label but the namespace has few values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

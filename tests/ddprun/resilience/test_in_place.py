@@ -19,6 +19,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.life_messages import Abort, End, Release, Start
 from ddprun.launcher.lives import Connected, Received
+from ddprun.launcher.look_inside import LookInside
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
@@ -198,7 +199,8 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     settings, peers, progress = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None), NodeProgress(1)
     agreement = Agreement(Ranks(), peers, 5, progress)
-    services = Services(progress, peers, NodeRanks(Ranks(), peers, progress), agreement, None)
+    look = LookInside(Ranks(), peers, float)
+    services = Services(progress, peers, NodeRanks(Ranks(), peers, progress), look, agreement, None)
     options = LaunchOptions(Script("script", "train.py", (), settings))
     found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)
     found._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL, killed_by_us=True)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import mmap
 import os
 import signal
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,17 @@ import pytest
 from ddpjob.client.profile import take_profile
 from ddpjob.client.stacks import take_stacks
 from ddpjob.errors import UnavailableError
+from ddprun import shared_text
+from ddprun.diagnostics import Diagnostics
+from ddprun.distributed.topology import Ranks
+from ddprun.heartbeat import Heartbeat
+from ddprun.launcher import look_inside
+from ddprun.launcher.look_inside import LookInside
+from ddprun.launcher.peers import NodeFindings, Peers
+from ddprun.launcher.processes import WorkerProcess
+from ddprun.reporting.http_port import Request
+from ddprun.shared_text import SharedText
+from ddprun.step_profile import SIZE, TRACE_AT
 from tests.ddprun.resilience.scripts import two_nodes
 from tests.ddprun.resilience.test_rank_table import answer
 from tests.ddptrain.runs import ForkServer, Run, wait_until
@@ -144,3 +158,92 @@ def test_a_profile_has_the_steps_of_all_ranks_and_the_training_loses_none(ddptra
     again = two_nodes(ddptrain, script, ending.split()[0])
     assert [run.wait() for run in again] == [0, 0]
     assert f"ended {ending}" in again[0].output(), "the same steps without a profile have the same result"
+
+
+class Node0:
+    """The only launcher of a job, with a rank whose answers this test writes."""
+
+    def __init__(self) -> None:
+        self.peers = Peers(Ranks(), None)
+        self.look = LookInside(Ranks(), self.peers, lambda: 10.0, {"DDPJOB_UID": UID})
+        self.start()
+
+    def start(self) -> None:
+        self.worker = WorkerProcess(0, os.getpid(), -1, -1, Diagnostics.create(0))
+        Heartbeat(self.worker.diagnostics.memory()).mark("train", 7)
+        self._said = SharedText(memoryview(mmap.mmap(self.worker.diagnostics.profile, SIZE))[: shared_text.SIZE])
+        self.look.follow([self.worker])
+
+    def ask(self, method: str, path: str) -> dict[str, Any]:
+        found = self.look.answer(Request(method.encode(), f"/jobs/{UID}/{path}".encode(), {}, b"", 0))
+        assert found is not None
+        return found[1]
+
+    def say(self, number: int, state: str, trace: bytes = b"") -> None:
+        os.pwrite(self.worker.diagnostics.profile, trace, TRACE_AT)
+        self._said.write(json.dumps({"number": number, "state": state, "bytes": len(trace)}))
+
+    def states(self, number: int) -> list[str]:
+        return [row["state"] for row in self.ask("GET", f"profile/{number}")["ranks"]]
+
+
+@pytest.fixture
+def node() -> Iterator[Node0]:
+    node = Node0()
+    yield node
+    node.worker.diagnostics.close()
+
+
+def test_ranks_that_were_started_again_were_not_asked(node: Node0) -> None:
+    number = node.ask("POST", "profile/5/60")["number"]
+    assert node.states(number) == ["asked"]
+    node.look.follow(())
+    node.worker.diagnostics.close()
+    node.start()
+    assert node.states(number) == ["ended"]
+    assert node.states(node.ask("POST", "profile/5/60")["number"]) == ["asked"], "a new profile may begin at once"
+
+
+def test_traces_are_kept_while_a_client_reads_them_and_then_deleted(
+    node: Node0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, trace = node.ask("POST", "profile/5/1")["number"], b"x" * 3000
+    assert node.ask("POST", "profile/5/1")["refused"][0] == "another profile runs"
+    node.say(number, "done", trace)
+
+    def part() -> bytes:
+        return base64.b64decode(node.ask("GET", f"profile/{number}/0/2000")["data"])
+
+    assert part() == trace[2000:]
+    assert "a client reads" in node.ask("POST", "profile/5/1")["refused"][0] and part() == trace[2000:]
+    monkeypatch.setattr(look_inside, "_READING", -60.0)
+    monkeypatch.setattr(node.look, "_until", 1.0)  # the time of the profile is over for long
+    node.look.turn()
+    assert part() == trace[2000:], "it was read a moment ago"
+    monkeypatch.setattr(look_inside, "_KEPT", -60.0)
+    node.look.turn()
+    assert part() == b"" and os.fstat(node.worker.diagnostics.profile).st_blocks * 512 <= SIZE
+    assert "number" in node.ask("POST", "profile/5/1"), "nobody reads any longer"
+
+
+def test_a_client_gets_only_an_inspection_that_has_begun_after_its_request(node: Node0) -> None:
+    def inspected() -> None:
+        node.peers.give(NodeFindings(0))
+        node.look.take(node.peers.findings())
+        node.peers.settle("")
+
+    node.peers.ask()
+    number = node.ask("POST", "stacks")["number"]
+    inspected()
+    assert "ranks" not in node.ask("GET", f"stacks/{number}") and node.look.wants_stacks
+    node.peers.ask(is_look=True)
+    assert not node.look.wants_stacks
+    inspected()
+    assert node.ask("GET", f"stacks/{number}")["ranks"] == []
+    assert "ranks" not in node.ask("GET", f"stacks/{node.ask('POST', 'stacks')['number']}")
+
+
+def test_answers_have_a_limit_of_rows(node: Node0, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_inside, "MOST_RANKS", 0)
+    found = node.ask("GET", f"profile/{node.ask('POST', 'profile/5/1')['number']}")
+    assert (found["omittedRanks"], found["ranks"], found["missingNodes"]) == (1, [], [])

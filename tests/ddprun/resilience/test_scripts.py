@@ -216,6 +216,20 @@ def test_report_takes_any_result_but_none_with_the_name_of_another_value() -> No
     ddprun.report(step=1, loss=1.0, recall=0.5)  # without a launcher it does nothing
 
 
+def test_a_result_whose_name_a_later_release_took_ends_no_script_and_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script_interface, "_state", script_interface._state)
+    progress = ProgressRecord(1)
+    script_interface.begin(progress, Heartbeat(), Settings())
+    ddprun.report(step=7, slow=0.5, diverged=1.0, agreedStep=2, lossStep=3, recall=0.5)
+    found = progress.snapshot()
+    assert (found["step"], found["recall"], found["lossStep"]) == (7, 0.5, None)
+    assert not found.keys() & {"slow", "diverged", "agreedStep"}
+    with pytest.raises(TypeError, match="cannot be named pause"):
+        ddprun.report(step=8, slow=0.5, pause=1.0)
+
+
 @pytest.mark.parametrize(
     ("loop", "steps"),
     [

@@ -310,6 +310,34 @@ def test_idle_program_is_inspected_once_and_nothing_is_said(capsys: pytest.Captu
             worker.diagnostics.close()
 
 
+def test_states_of_an_inspection_for_a_client_replace_none_of_a_stall() -> None:
+    busy = subprocess.Popen(["sleep", "600"])
+    worker, detector, peers = (
+        WorkerProcess(0, busy.pid, -1, -1, Diagnostics.create(0)),
+        HangDetector(0, 0),
+        Peers(Ranks(), None),
+    )
+    look = LookInside(Ranks(), peers, float)
+    watch = StallWatch(detector, peers, NodeProgress(1), None, look, nodes=1, is_told_to_stop=bool)
+
+    def inspected(*, is_look: bool) -> list[int]:
+        watch.ask(is_look=is_look)
+        while watch.is_busy:
+            detector.stalled([worker])
+            watch.turn([worker], ending=False)
+        return [state.rank for state in watch.states]
+
+    try:
+        assert inspected(is_look=True) == []
+        assert inspected(is_look=False) == [0]
+        of_stall = watch.states
+        assert inspected(is_look=True) == [0] and watch.states is of_stall
+    finally:
+        busy.kill()
+        busy.wait()
+        worker.diagnostics.close()
+
+
 def test_port_of_node_zero() -> None:
     two, alone = Ranks(nnodes=2, world_size=2, master_port=3000), Ranks()
     assert leader_port(two, {}) == 3001

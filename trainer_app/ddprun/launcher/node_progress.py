@@ -21,6 +21,8 @@ class NodeProgress:
         stall: what is reported of a stall that lasts; else None.
         pause: of a pause that is much longer than a step and than those before; else None.
         slow: the rank for which the others wait in each step; else None.
+        diverged: which of their parameters differ between the ranks; else None.
+        agreed_step: at this step, or later, each of them was found equal; None before all were compared.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -34,6 +36,8 @@ class NodeProgress:
         self.stall: Json | None = None
         self.pause: Json | None = None
         self.slow: Json | None = None
+        self.diverged: Json | None = None
+        self.agreed_step: int | None = None
 
     def follow(self, rank_zero: Diagnostics) -> None:
         """Answer with the report of this rank 0 from now on, as soon as it has completed a step."""
@@ -88,7 +92,10 @@ class NodeProgress:
             earlier = self._earlier | {"ageSeconds": round(time.monotonic() - self._earlier_changed, 3)}
             shown = earlier | {"phase": shown["phase"]} if not shown["step"] else shown
             shown |= {"seq": seq}
-        return shown | {"stall": self.stall, "pause": self.pause, "slow": self.slow}
+        return shown | {
+            "stall": self.stall, "pause": self.pause, "slow": self.slow, "diverged": self.diverged,
+            "agreedStep": self.agreed_step,
+        }  # fmt: skip
 
     def _own(self) -> Json | None:
         rank = self._rank_zero

@@ -24,7 +24,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
@@ -34,7 +34,11 @@ from ddprun.launcher.hang_detector import RankSnapshot
 from ddprun.launcher.life_messages import Message, from_json, to_json
 from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
+from ddprun.replica_audit import Digests
 from ddprun.step_parts import StepSums
+
+Records = tuple[list[StepSums], list[Digests]]
+"""What a rank has recorded of its steps, and of its parameters."""
 
 VERSION = 3  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
@@ -102,6 +106,7 @@ class _Connection:
     def __init__(self, sock: socket.socket, selector: selectors.EpollSelector) -> None:
         self._sock, self._selector, self._received, self._unsent = sock, selector, b"", b""
         self.closed, self.longest = False, _LONGEST_PROOF
+        self.node: int | None = None  # that has proved to be the other side
         self._keys: tuple[bytes, bytes] | None = None
         self._sent = self._taken = 0  # messages with these keys
         sock.setblocking(False)
@@ -199,6 +204,7 @@ class Peers:
     Attributes:
         node: this one.
         is_asked: this node is to ``give`` its findings. is_look: a client wants them, and no stall is the reason.
+        inspections: of node 0: how many have begun.
         stalled: the nodes that say that they are stalled; of another node than 0, at most itself.
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
@@ -230,9 +236,10 @@ class Peers:
         self._findings: dict[int, NodeFindings] = {}
         self.node, self.is_asked, self.is_look = ranks.node_rank, False, False
         self.stalled: set[int] = set()
+        self.inspections = 0
         self.said, self.is_over, self.is_asked_for_ranks = "", False, False
         self.rank_rows: dict[int, tuple[float, list[Any]]] = {}
-        self.steps: list[tuple[int, list[StepSums]]] = []
+        self.steps: list[tuple[int, Records]] = []
         self.looks: list[tuple[int, Json]] = []
         self.left: list[int] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -315,7 +322,7 @@ class Peers:
             self._nodes[node].close()
             self._lost(node)
         self._given.add(node)
-        self._nodes[node] = connection
+        self._nodes[node], connection.node = connection, node
         if not self.is_leader:
             self._secret = handshake.secret
             connection.send({"proof": handshake.proof(side)})
@@ -335,11 +342,10 @@ class Peers:
             return None
         return replace(begun, node=self.node, secret=secret, drawn=drawn)
 
-    def look(self, message: Json, node: int | None = None) -> None:
-        """Send a message of ``look_inside`` to a node; to all that are connected without one."""
-        for connected, connection in self._nodes.items():
-            if node in (None, connected):
-                connection.send({"look": message})
+    def look(self, message: Json, nodes: Iterable[int] | None = None) -> None:
+        """Send a message of ``look_inside`` to these nodes, or to all, that are connected."""
+        for node in self._nodes.keys() if nodes is None else self._nodes.keys() & set(nodes):
+            self._nodes[node].send({"look": message})
 
     def ask(self, *, is_look: bool = False) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
@@ -394,17 +400,24 @@ class Peers:
         self.is_asked_for_ranks = False
         self._send({"rows": rows})
 
-    def give_steps(self, records: Mapping[int, Sequence[StepSums]]) -> None:
+    def give_steps(self, records: Mapping[int, Records]) -> None:
         """Send what ranks of this node have recorded of their steps to node 0."""
-        sums = {
-            rank: [[round(number, 7) for number in astuple(one)] for one in given] for rank, given in records.items()
-        }
-        self._send({"steps": sums})
+        self._send({"steps": {
+            rank: [
+                [[round(number, 7) for number in astuple(one)] for one in sums],
+                [one.wire() for one in digests],
+            ]
+            for rank, (sums, digests) in records.items()
+        }})  # fmt: skip
 
     def _begin(self, *, is_look: bool = False) -> None:
         if self._missing or self.is_asked:
-            return  # an inspection is under way
+            if self.is_look and not is_look:  # an inspection is under way, and now it is for a stall, too
+                self.is_look = False
+                self._send({"stall": True})
+            return
         self._findings, self._missing = {}, set(self._nodes)
+        self.inspections += 1
         self._deadline = time.monotonic() + ANSWER
         self.is_asked, self.is_look = True, is_look
         self._send({"inspect": "look" if is_look else "stall"})
@@ -413,9 +426,9 @@ class Peers:
         if connection in self._proving:
             self._prove(connection, message)
             return
-        if connection.closed and connection not in self._nodes.values():
+        node = connection.node
+        if node is None or self._nodes.get(node) is not connection:  # closed, for a newer one
             return
-        node = next(node for node, known in self._nodes.items() if known is connection)
         if "life" in message:
             self.life_events.append(Received(from_json(message["life"]), node))
         elif "look" in message:
@@ -425,6 +438,7 @@ class Peers:
         else:
             if "inspect" in message:
                 self.is_asked, self.is_look = True, message["inspect"] == "look"
+            self.is_look &= "stall" not in message
             self.is_over |= "over" in message
             self.is_asked_for_ranks |= "ranks" in message
             if "settled" in message:
@@ -438,10 +452,11 @@ class Peers:
             (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
         if "rows" in message:
             self.rank_rows[node] = (time.monotonic(), message["rows"])
-        for rank, records in message.get("steps", {}).items():
+        for rank, (sums, digests) in message.get("steps", {}).items():
             if int(rank) // self._ranks.nproc_per_node != node:
                 raise ValueError(f"rank {rank} is not of node {node}")
-            self.steps.append((int(rank), [StepSums.checked(record) for record in records]))
+            checked = [StepSums.checked(one) for one in sums], [Digests.checked(one) for one in digests]
+            self.steps.append((int(rank), checked))
         if given := message.get("findings"):
             stacks = {int(rank): text for rank, text in given["stacks"].items()}
             self._findings[node] = NodeFindings(node, [RankSnapshot(**rank) for rank in given["ranks"]], stacks)

@@ -5,6 +5,7 @@ when a client asks. Node 0 then asks the other launchers, over the connections o
 sent last: the first answer may lack their ranks, and an answer soon after has them.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from ddprun.distributed.topology import Ranks
 from ddprun.files import Json
 from ddprun.heartbeat import HeartbeatRecord
 from ddprun.launcher.node_progress import NodeProgress
-from ddprun.launcher.peers import Peers
+from ddprun.launcher.peers import Peers, Records
 from ddprun.launcher.processes import WorkerProcess, launcher_line
+from ddprun.launcher.replicas import Diverged, Replicas
 from ddprun.launcher.slow_ranks import SlowRank, SlowRanks
 from ddprun.reporting.progress import StepRate
 
@@ -51,8 +53,10 @@ class NodeRanks:
 
     def __init__(self, ranks: Ranks, peers: Peers, progress: NodeProgress) -> None:
         self._ranks, self._peers, self._progress = ranks, peers, progress
-        self._slow = SlowRanks(ranks.nproc_per_node)
-        self._given: dict[int, float] = {}  # by rank: the time of the last record that was passed on
+        self._slow, self._replicas = SlowRanks(ranks.nproc_per_node), Replicas(ranks.world_size)
+        # By rank: the times of the last records, of steps and of parameters, that were passed on.
+        self._given: dict[int, tuple[float, float]] = {}
+        self._abstains = ""  # why the ranks of this node do not compare their parameters
         self._paces: dict[int, _Pace] = {}
         self._workers: Sequence[WorkerProcess] = ()
         self._next_look = self._next_question = 0.0
@@ -62,6 +66,8 @@ class NodeRanks:
         self._workers = workers
         self._paces = {worker.rank: _Pace() for worker in workers}
         self._slow, self._given, self._progress.slow = SlowRanks(self._ranks.nproc_per_node), {}, None
+        self._replicas = Replicas(self._ranks.world_size)
+        self._progress.diverged = self._progress.agreed_step = None
         self._peers.steps.clear()
 
     def turn(self) -> None:
@@ -77,26 +83,66 @@ class NodeRanks:
 
     def _compare(self) -> None:
         """Pass on what the ranks of this node have recorded of their steps; on node 0, compare all ranks."""
-        new = {}
-        for worker in self._workers:
-            if worker.status is None:
-                given = self._given.get(worker.rank, 0.0)
-                if records := [sums for sums in worker.diagnostics.step_sums() if sums.time > given]:
-                    new[worker.rank], self._given[worker.rank] = records, records[-1].time
+        new = {worker.rank: records for worker in self._workers if any(records := self._new_records(worker))}
+        self._tell_abstention()
         if not self._peers.is_leader:
             if new:
                 self._peers.give_steps(new)
             return
-        for rank, records in [*new.items(), *self._peers.steps]:
-            self._slow.take(rank, records)
+        for rank, (sums, digests) in [*new.items(), *self._peers.steps]:
+            self._slow.take(rank, sums)
+            self._replicas.take(rank, digests)
         self._peers.steps.clear()
         nproc = self._ranks.nproc_per_node
         self._slow.leave(rank for node in self._peers.left for rank in range(node * nproc, (node + 1) * nproc))
         self._peers.left.clear()
-        before = self._slow.verdict
+        before, diverged = self._slow.verdict, self._replicas.verdict
         self._slow.turn(time.monotonic())
+        self._replicas.turn()
+        self._progress.agreed_step = self._replicas.agreed
         if self._slow.verdict is not before:
             self._report(before, self._slow.verdict)
+        if self._replicas.verdict is not diverged:
+            self._report_divergence(self._replicas.verdict)
+
+    def _new_records(self, worker: WorkerProcess) -> Records:
+        """Return what a rank has recorded since the last call; nothing of a rank that has ended."""
+        if worker.status is not None:
+            return [], []
+        given = self._given.get(worker.rank, (0.0, 0.0))
+        sums, digests = worker.diagnostics.step_records()
+        new = [one for one in sums if one.time > given[0]], [one for one in digests if one.time > given[1]]
+        newest = (each[-1].time if each else 0.0 for each in (sums, digests))
+        self._given[worker.rank] = next(newest), next(newest)
+        return new
+
+    def _tell_abstention(self) -> None:
+        """Say once why the parameters of the ranks are not compared."""
+        if self._workers and (worker := self._workers[0]).status is None and not self._abstains:
+            self._abstains = worker.diagnostics.abstention()
+            if self._abstains:
+                launcher_line(f"the parameters of the ranks are not compared: {self._abstains}")
+
+    def _report_divergence(self, found: Diverged | None) -> None:
+        """Show in the log, and in the progress report, that the ranks do not have the same parameters."""
+        self._progress.diverged = None
+        if found is None:
+            launcher_line("the ranks have the same parameters again")
+            return
+        name, nproc = self._tensor_name(found), self._ranks.nproc_per_node
+        message, rank = found.message(name, nproc), found.ranks[0] if found.ranks else None
+        self._progress.diverged = {
+            "step": found.step, "agreedStep": found.agreed, "rank": rank,
+            "node": None if rank is None else rank // nproc, "tensor": name, "cause": found.cause, "message": message,
+        }  # fmt: skip
+        launcher_line(f"warning: {message}")
+
+    def _tensor_name(self, found: Diverged) -> str:
+        """Return the name of the tensor, which the ranks of this node know as well."""
+        _, layout, group, place = found.tensor
+        with contextlib.suppress(LookupError, TypeError):
+            return str(self._workers[0].diagnostics.tensor_names()[str(layout)][group][place])
+        return f"tensor {place} of group {group}"
 
     def _report(self, before: SlowRank | None, now: SlowRank | None) -> None:
         """Show in the log, and in the progress report, which rank is slow."""

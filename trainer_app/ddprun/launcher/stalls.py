@@ -33,7 +33,7 @@ class StallWatch:
         is_told_to_stop: whether a stop signal has come, which comes before the files of a stall.
 
     Attributes:
-        states: of this node's ranks, when they were inspected last.
+        states: of this node's ranks, when they were inspected last because of a stall.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StallWatch:
     ) -> None:
         self._detector, self._peers, self._progress = detector, peers, progress
         self._reports, self._nodes, self._is_told_to_stop = reports, nodes, is_told_to_stop
-        self._look, self._only_looked = look, False  # the states are of an inspection for a client
+        self._look = look
         self._asked = False  # this node waits for the others
         self._own: NodeFindings | None = None  # since the first request
         self._is_known = False  # this stall was reported, or is none that is reported
@@ -111,7 +111,7 @@ class StallWatch:
 
         Its peers fail when their collectives time out, or hang, and that does not say whom they waited for.
         """
-        if not self.states or (self._since is None and (self._only_looked or not self._is_hung(workers))):
+        if not self.states or (self._since is None and not self._is_hung(workers)):
             return None
         longest = max(int(state.quiet) for state in self.states)
         report = hang_report(self.states, timeout=longest, all_ranks=self._nodes == 1)
@@ -128,10 +128,11 @@ class StallWatch:
         return 0 < self._detector.timeout <= 2 * max(quiet, default=0.0)
 
     def _inspect(self, workers: Sequence[WorkerProcess]) -> NodeFindings:
-        self.states = self._detector.snapshots(workers)
-        self._only_looked = self._is_look
+        states = self._detector.snapshots(workers)
+        if not self._is_look:
+            self.states = states
         stacks = {worker.rank: worker.diagnostics.dumps()[0][:_LONGEST_STACKS] for worker in workers}
-        own = NodeFindings(self._peers.node, self.states, stacks)
+        own = NodeFindings(self._peers.node, states, stacks)
         self._own = own
         self._peers.give(own)
         return own
@@ -139,6 +140,8 @@ class StallWatch:
     def _finish(self, own: NodeFindings, workers: Sequence[WorkerProcess]) -> None:
         """Report what was found, unless the stall has ended or was reported before."""
         peers = self._peers
+        if not self._is_look:  # it may have become an inspection of a stall
+            self.states = own.ranks
         reports = (peers.is_leader or peers.is_alone) and bool(peers.stalled) and not self._is_known
         findings = peers.findings() if peers.is_leader else [own]
         states = [state for found in findings for state in found.ranks]

@@ -93,6 +93,7 @@ class ReportedTraining:
         reports: how many were taken.
         step: of the training at the last report that had it; None before.
         counted: the optimizer steps of rank 0 that its launcher had counted then.
+        loss_step: of the training at the last report that had a loss; None before.
     """
 
     newest: float = -math.inf
@@ -101,6 +102,7 @@ class ReportedTraining:
     metrics: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
     counted: int = 0
+    loss_step: int | None = None
 
     def after(self, status: TrainerStatus, counted: int, now: float) -> "ReportedTraining":
         """Return what is known after this report; nothing new if it is older than the last.
@@ -117,11 +119,17 @@ class ReportedTraining:
         step = _count(status.metrics, _STEP)
         if step is not None:
             known = replace(known, step=step, counted=counted)
+        if not status.metrics.keys().isdisjoint(_SHOWN["loss"]):
+            known = replace(known, loss_step=known.step_at(counted))
         return replace(
             known,
             newest=min(status.sent, now), reports=self.reports + 1,
             remaining=status.remaining, metrics={**known.metrics, **status.metrics},
         )  # fmt: skip
+
+    def step_at(self, counted: int) -> int:
+        """Return the step of the training when rank 0 has counted so many optimizer steps."""
+        return max(0, counted - self.counted + (self.step or 0))
 
     def added_to(self, own: Json, age: float) -> Json:
         """Return the progress report of rank 0 with what it lacks; what the script itself has reported stays.
@@ -139,6 +147,7 @@ class ReportedTraining:
             for name, names in _SHOWN.items()
         }
         known = with_named_loss(known) | {"etaSeconds": self.remaining, "epoch": _epoch(metrics)}
+        known["lossStep"] = self.loss_step
         shown = own | {"epoch": own["epoch"] or None}  # 0 if the script has not reported it
         found = ((_RESULT.fullmatch(name), value) for name, value in metrics.items())
         results = [(match[1], value) for match, value in found if match and match[1] not in FACTS][:_MOST_RESULTS]
@@ -147,7 +156,7 @@ class ReportedTraining:
         if own.get("totalSteps") is not None:
             return shown
         total = _count(metrics, _STEPS) or None
-        step = max(0, own["step"] - self.counted + (self.step or 0))
+        step = self.step_at(own["step"])
         return shown | {"totalSteps": total, "step": min(step, total) if total else step}
 
 

@@ -24,12 +24,14 @@ _AT_EACH_STEP = {"step", "stepsPerSecond"}  # the values that each step changes
 _encode = json.JSONEncoder(default=str).encode
 _AT_FIRST: Json = {
     "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None, "loss": None,
-    "samplesPerSecond": None, "stepsPerSecond": None, "worldSize": None, "checkpoint": None, "checkpointProblem": None,
-    "resumedFrom": None, "savingSeconds": 0.0, "fenced": False,
+    "lossStep": None, "samplesPerSecond": None, "stepsPerSecond": None, "worldSize": None, "checkpoint": None,
+    "checkpointProblem": None, "resumedFrom": None, "savingSeconds": 0.0, "fenced": False,
 }  # fmt: skip
+LATER_FACTS = {"slow", "diverged", "agreedStep", "lossStep"}
+"""Those of ``FACTS`` that scripts of earlier releases may use for results: such a result is in no report."""
 FACTS = {
-    *_AT_FIRST, "schema", "seq", "ageSeconds", "changed", "isCounted", "percent", "etaSeconds",
-    "stall", "pause", "slow",
+    *_AT_FIRST, *LATER_FACTS, "schema", "seq", "ageSeconds", "changed", "isCounted", "percent", "etaSeconds",
+    "stall", "pause",
 }  # fmt: skip
 """Names in a report that no value of a program may have."""
 
@@ -84,6 +86,8 @@ class ProgressRecord:
         with self._lock:
             self._continue()
             self._is_counted = is_counted or ("step" not in values and self._is_counted)
+            if values.get("loss") is not None:  # later reports keep it, so its step tells one loss from several
+                values["lossStep"] = values.get("step", self._values["step"])
             given = finite(with_named_loss(values))
             changed = {name: value for name, value in given.items() if value != self._values.get(name)}
             self._values.update(changed)

@@ -11,15 +11,18 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DELETING
-from ddpjob.engine.failures import DIVERGED, NOT_FINITE
+from ddpjob.engine.failures import DIVERGED
 from ddpjob.engine.mistakes import trainer_command
 from ddpjob.engine.obstacles import (
+    LOSS_NOT_FINITE,
     NO_PROGRESS,
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
+    REPLICAS_DIVERGED,
     SHARED,
     TRAINING_SLOW,
     TRAINING_STALLED,
+    diverged_advice,
     for_silent_node,
     slow_advice,
 )
@@ -117,14 +120,10 @@ def running(case: Case) -> Explanation:
         return _with_problem(case, reason, message, quoted, case.logs_command())
     if progress is not None and progress.phase == RETURNED:
         return _returned(case, reason, progress, quoted)
-    seen = (_quiet(case, progress) or _diverged(case, progress)) if has_stepped and progress is not None else None
-    if seen is None and reason == TRAINING_SLOW:
-        seen = _slow_rank(case, message, quoted)
-    if seen is None and has_stepped and progress is not None:
-        seen = _slow(case, progress)
+    seen = _trouble(case, reason, message, quoted, progress if has_stepped else None)
     if seen is not None:
         return seen
-    if reason in (QUEUE_UNAVAILABLE, SHARED):
+    if reason in (LOSS_NOT_FINITE, QUEUE_UNAVAILABLE, SHARED):
         return _with_problem(case, reason, message, quoted, "what the message says")
     if not has_stepped:
         return _before_first_step(case, progress, quoted)
@@ -138,6 +137,21 @@ def running(case: Case) -> Explanation:
     sentence = f"{case.name} trains in attempt {case.attempt.number}{done}"
     step = progress.step if progress is not None else None
     return case.verdict("Running", reason, sentence, [quoted, *values], step=step)
+
+
+def _trouble(
+    case: Case, reason: str, message: str, quoted: Evidence | None, progress: Progress | None
+) -> Explanation | None:
+    """Explain what is wrong with a training; None if nothing is. progress: None before the first step."""
+    if progress is not None and (quiet := _quiet(case, progress)) is not None:
+        return quiet
+    if reason == REPLICAS_DIVERGED:
+        return _replicas(case, message, quoted)
+    if progress is not None and (lost := _diverged(case, progress)) is not None:
+        return lost
+    if reason == TRAINING_SLOW:
+        return _slow_rank(case, message, quoted)
+    return _slow(case, progress) if progress is not None else None
 
 
 def _with_problem(case: Case, reason: str, message: str, quoted: Evidence | None, todo: str) -> Explanation:
@@ -255,10 +269,27 @@ def _diverged(case: Case, progress: Progress) -> Explanation | None:
         return None
     sentence = f"{case.name} trains, and its loss at step {progress.step} is {loss.value}"
     return case.verdict(
-        "Running", NOT_FINITE, sentence, [loss], is_abnormal=True, step=progress.step,
+        "Running", LOSS_NOT_FINITE, sentence, [loss], is_abnormal=True, step=progress.step,
         hint=DIVERGED, next=f"ddpjob plot {case.name} shows from which step; create the job again from a checkpoint "
         "before it, with a lower learning rate",
     )  # fmt: skip
+
+
+def _replicas(case: Case, message: str, quoted: Evidence | None) -> Explanation:
+    """Explain a training whose ranks do not have the same parameters: each trains a model of its own."""
+    found = case.status.diverged
+    values = [case.of_job(f"status.diverged.{name}", value) for name, value in (found.wire() if found else {}).items()]
+    return case.verdict(
+        "Running",
+        REPLICAS_DIVERGED,
+        f"the ranks of {case.name} do not have the same parameters: {found.text() if found else message}",
+        [*values, quoted],
+        is_abnormal=True,
+        rank=found.rank if found else None,
+        step=found.step if found else None,
+        hint=diverged_advice(found.cause if found else None),
+        next=case.logs_command(),
+    )
 
 
 def _slow_rank(case: Case, message: str, quoted: Evidence | None) -> Explanation:
