@@ -101,7 +101,7 @@ def test_an_evaluation_or_a_hang_after_a_step_ends_the_profile_without_a_hook(
         time.sleep(0.001)
     said = ended(files)
     assert said["state"] == "failed" and "bytes" not in said
-    assert "an evaluation?" in said["error"] and len(touched) == 1 and not list(tmp_path.iterdir())
+    assert "test its model?" in said["error"] and len(touched) == 1 and not list(tmp_path.iterdir())
     files.ask_for_profile(ProfileRequest(2, begin=0, steps=1, **ANY_STEP))
     train(profiler, 3)
     assert trace(files)["traceEvents"], "the next profile"

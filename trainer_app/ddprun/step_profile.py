@@ -1,8 +1,8 @@
 """Profiles some steps of a rank when its launcher asks for it: ``torch.profiler``, without a line in the script.
 
 The request is in memory that the launcher writes. The hook of the optimizer sees it at most 0.1 s later, and begins and
-ends the profiler between two steps. Only the thread that trains can end it; a step that takes too long, such as an
-evaluation, has no hook, so a thread that watches makes the interpreter end the profile there between two instructions.
+ends the profiler between two steps. Only the thread that trains can end it; a test of the model, or a step that hangs,
+has no hook, so a thread that watches makes the interpreter end the profile there between two instructions.
 The trace goes to the same memory file; on the way it is in a temporary file, because PyTorch writes only to a path. An
 error of the profiler is a part of the rank's report, and no error of the script.
 """
@@ -174,11 +174,11 @@ class StepProfiler:
             return ""
         now, limit = time.monotonic(), max(_LONGER * self._longest, _SHORTEST)
         if self._longest and now >= self._stepped + limit:
-            return f"a step takes more than {limit:.1f} s, far more than those before: is it an evaluation?"
+            return f"a step takes more than {limit:.1f} s, far more than those before: does the script test its model?"
         if now >= asked.until + _LATE:
             return "the step did not end in time: give it more"
         if _peak() - self._peak > _MOST_PEAK:
-            return f"a step takes more than {_MOST_PEAK >> 20} MiB: too many operations, or an evaluation"
+            return f"a step takes more than {_MOST_PEAK >> 20} MiB: too many operations, or a test of the model"
         return ""
 
     def _give_up(self, _: object) -> int:
