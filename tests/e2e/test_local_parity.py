@@ -34,6 +34,7 @@ MEASURED = frozenset(
         *("activeSeconds", "time", "firstStepTime", "firstSuccessTime", "savingSeconds"),
         *("samplesPerSecond", "stepsPerSecond", "etaSeconds", "nodeName"),
         "tokenHash",  # each operator draws its own tokens
+        "fenced",  # a launcher that succeeds says it only while it trains: a short training may end before it is asked
     }
 )
 # The command that shows a log is another one in local mode.
