@@ -133,6 +133,22 @@ def test_a_difference_that_ends_is_withdrawn() -> None:
     assert group.replicas.verdict is None
 
 
+def test_a_difference_of_tensors_that_are_in_other_groups_now_is_forgotten() -> None:
+    group = trained(Group(optimizers=sgd))
+    before = group.tensor(1, "7.weight").clone()
+    group.tensor(1, "7.weight").add_(1.0)
+    assert group.run(4 * len(group.plan)) is not None
+    for rank, optimizer in enumerate(group.optimizers):
+        group.tensor(rank, "7.weight").copy_(before)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4, 2))]})
+    changed = group.step_number
+    for _ in range(4 * len(group.plan)):
+        group.step()
+        group.compare()
+    assert group.replicas.verdict is None
+    assert group.replicas.agreed is not None and group.replicas.agreed > changed
+
+
 def test_one_comparison_is_no_verdict() -> None:
     group = trained(Group(optimizers=sgd))
     saved = group.tensor(1, "7.weight").clone()

@@ -251,14 +251,14 @@ class ReplicaAudit:
             return  # a graph that is captured would have the digests in it, and allows no query of an event
         self._read()
         digests = [*_digested(torch, tensors), _gradients(torch, tensors)]
-        is_off = self._has_no_sync or not all(
+        is_unsynchronized = self._has_no_sync or not all(
             module.require_backward_grad_sync for each in known.modules if (module := each()) is not None
         )
         self._has_no_sync = False
         groups = sum(map(bool, known.groups)) << _GROUPS_AT
         numbers = [
             known.number, known.count, self._step(), known.layout, known.count % len(known.groups),
-            _settings(optimizer), is_off * _NO_SYNC | _masks(tensors) | groups,
+            _settings(optimizer), is_unsynchronized * _NO_SYNC | _masks(tensors) | groups,
         ]  # fmt: skip
         found = torch.stack([digest.view(torch.int64) for digest in digests])
         if found.is_cuda:

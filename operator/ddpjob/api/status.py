@@ -193,7 +193,7 @@ class NotFiniteLoss(StatusPart):
     step: Count
     """Of that loss."""
     last_step: Count
-    """Of the last one that was counted."""
+    """Step of the last such loss that was counted."""
     reports: Count
     """Of such losses at different steps; not counted beyond 3."""
 

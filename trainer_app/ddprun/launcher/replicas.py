@@ -125,8 +125,8 @@ class Replicas:
         proven = [tensor for tensor, each in self._differ.items() if each.is_proven]
         if self.verdict is None or self.verdict.tensor not in proven:
             self.verdict = self._proven(min(proven, key=lambda each: self._differ[each].step)) if proven else None
-        self._compared.setdefault((first.optimizer, first.layout), {})[first.group] = first.step
-        own = self._compared[first.optimizer, first.layout]
+        own = self._compared.setdefault((first.optimizer, first.layout), {})
+        own[first.group] = first.step
         if len(own) == first.groups and not self._differ:
             rounds = [steps.values() for steps in self._compared.values()]
             recent = [steps for steps in rounds if max(steps) >= min(own.values())]  # earlier models are not trained
@@ -136,11 +136,15 @@ class Replicas:
         """Forget tensors that are not compared any more: of another layout, or of an optimizer that steps no more."""
         now = self._turns
         self._last[first.optimizer] = now
-        over = {optimizer for optimizer, turn in self._last.items() if now - turn > _SILENT}
+        over = {
+            (optimizer, layout)
+            for optimizer, layout in self._compared
+            if now - self._last[optimizer] > _SILENT or (optimizer == first.optimizer and layout != first.layout)
+        }
         known: dict[Any, Any]
-        for known in (self._compared, self._agreed, self._differ):
+        for known in (self._compared, self._agreed, self._differ) if over else ():  # a large model has many tensors
             for key in [*known]:
-                if key[0] in over or (key[0] == first.optimizer and key[1] != first.layout):
+                if key[:2] in over:
                     del known[key]
 
     def _proven(self, tensor: _Tensor) -> Diverged:
