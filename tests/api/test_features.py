@@ -54,6 +54,7 @@ restartPolicy:
   maxTotalRestarts: 50
   backoff: {initialSeconds: 1, maxSeconds: 2}
   rules: [{onReasons: [Hang], action: Fail}]
+onDivergence: Restart
 successPolicy: NodeZero
 activeDeadlineSeconds: 100
 startupDeadlineSeconds: 200

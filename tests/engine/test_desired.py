@@ -95,6 +95,11 @@ def test_launcher_knows_the_deadlines_that_end_an_attempt_without_a_step() -> No
     assert not set(names) & env_of(pod_of(successPolicy="NodeZero")).keys()
 
 
+def test_launcher_knows_that_a_divergence_is_to_end_the_attempt() -> None:
+    assert env_of(pod_of(onDivergence="Restart"))["DDPJOB_ON_DIVERGENCE"] == "restart"
+    assert "DDPJOB_ON_DIVERGENCE" not in env_of(pod_of())
+
+
 PROCESS_ENV = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 
 

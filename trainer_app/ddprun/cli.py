@@ -28,7 +28,8 @@ from ddprun.signals import StopFlag
 
 _PREFIX = "DDPRUN_"
 _SETTINGS = (
-    "checkpoint_dir", "hang_timeout", "stall_report", "volume_timeout", "stop_grace", "chaos",
+    "checkpoint_dir", "hang_timeout", "stall_report", "volume_timeout", "stop_grace", "on_divergence",
+    "chaos",
 )  # fmt: skip
 # A script may work for long without a step of its optimizer: only the user knows for how long.
 _DEFAULTS = {"hang_timeout": 0.0}

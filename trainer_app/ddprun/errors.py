@@ -125,6 +125,10 @@ class Superseded(TrainerError, code=exit_codes.SUPERSEDED):
     """A newer attempt has claimed the checkpoint directory."""
 
 
+class ReplicasDiverged(TrainerError, code=exit_codes.DIVERGED):
+    """The ranks do not have the same parameters, and ``--on-divergence restart`` is set."""
+
+
 # The messages of gloo, NCCL and the TCP store when a connection is closed, and when a peer does not answer.
 _PEER_GONE = re.compile(
     r"connection (closed|reset|was closed)|connection refused|broken pipe|socket closed|remote process exited"

@@ -12,6 +12,7 @@ PEER_LOST = 77
 MISMATCH = 78
 NOT_FINITE = 79
 SUPERSEDED = 80
+DIVERGED = 81
 SIGNAL_BASE = 128  # plus the number of the signal that killed the rank
 
 NOT_RESTARTED = frozenset({USAGE, RANKS, STOPPED, MISMATCH, NOT_FINITE, SUPERSEDED})

@@ -55,6 +55,10 @@ class Settings:
     stop_grace: float = seconds(
         25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, env="DDPJOB_STOP_GRACE"
     )
+    on_divergence: str = setting(
+        "report", "if the ranks have different parameters: only report it, or restart from a save from before",
+        choices=("report", "restart"), env="DDPJOB_ON_DIVERGENCE",
+    )  # fmt: skip
     chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
 
 

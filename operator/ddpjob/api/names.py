@@ -156,6 +156,8 @@ ENV_STARTUP_DEADLINE: Final = "DDPJOB_STARTUP_DEADLINE"
 ENV_PROGRESS_DEADLINE: Final = "DDPJOB_PROGRESS_DEADLINE"
 ENV_COMPLETION_GRACE: Final = "DDPJOB_COMPLETION_GRACE"
 """Seconds without a step after which the operator ends the attempt; launchers take the stacks before."""
+ENV_ON_DIVERGENCE: Final = "DDPJOB_ON_DIVERGENCE"
+"""restart: launchers end the attempt when the ranks have different parameters."""
 
 _RENDEZVOUS_ENV: Final = (ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK, ENV_NPROC_PER_NODE)
 # Environment keys that a user must not set: the operator sets them on every trainer container.

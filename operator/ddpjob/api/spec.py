@@ -283,6 +283,13 @@ class DDPJobSpec(ApiModel):
     """
     restart_policy: RestartPolicy = _defaulted(RestartPolicy)
     """Restarts after a failure."""
+    on_divergence: Literal["Report", "Restart"] = "Report"
+    """What follows when the ranks have different parameters (docs/tasks/scripts.md). Report: only a report.
+
+    Restart: a restart that counts. `ddprun` sets aside the checkpoints that were saved since all ranks agreed, so
+    training continues from the one before; without one it goes on. If only one rank differs, and no mistake in the
+    script explains it, the Kubernetes node of that rank is suspected.
+    """
     success_policy: Literal["AllNodes", "NodeZero"] = "AllNodes"
     """AllNodes: the job succeeds when every node's trainer exits with 0. NodeZero: when node 0's does."""
     active_deadline_seconds: Seconds | None = None

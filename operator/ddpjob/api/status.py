@@ -511,7 +511,7 @@ class DDPJobStatus(StatusPart):
     slow: SlowStatus | None = None
     """Present while the others wait for the same rank in most steps. The attempt goes on."""
     diverged: DivergedStatus | None = None
-    """Present while the ranks do not have the same parameters. Nothing follows from it."""
+    """Present while the ranks do not have the same parameters (`onDivergence`)."""
     loss_not_finite: NotFiniteLoss | None = None
     """Present while the reported loss is NaN or infinite. Nothing follows from it."""
     pause: PauseStatus | None = None

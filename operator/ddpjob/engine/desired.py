@@ -377,6 +377,7 @@ def _default_environment(job: Job, attempt: int, granted: int) -> dict[str, str]
         names.ENV_STARTUP_DEADLINE: spec.startup_deadline_seconds,
         names.ENV_PROGRESS_DEADLINE: spec.progress_deadline_seconds,
         names.ENV_COMPLETION_GRACE: spec.completion_grace_seconds if spec.success_policy == "AllNodes" else None,
+        names.ENV_ON_DIVERGENCE: "restart" if spec.on_divergence == "Restart" else None,
     }
     if job.nproc_per_node == 1:
         of_process = {names.ENV_WORLD_SIZE: job.nodes, names.ENV_LOCAL_RANK: 0, names.ENV_LOCAL_WORLD_SIZE: 1}

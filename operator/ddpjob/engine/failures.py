@@ -364,6 +364,25 @@ TABLE: tuple[Judgement, ...] = (
         next="give each job its own checkpoint.subPath",
     ),
     Judgement(
+        "",
+        "the trainer reports that the parameters of one rank differ from those of the others, and that no mistake in "
+        "the script explains it (exit code 81, with `onDivergence: Restart`)",
+        lambda e, _: e.report.code == exit_codes.DIVERGED and e.report.rank is not None,
+        node_suspected=True,
+        hint="a bit of this rank's memory has changed, or only this rank's code differs",
+        next="look for code that writes to the tensor on one rank; else ask an administrator to test the memory of "
+        "node {node}",
+        local="look for code that writes to the tensor on one rank; else test the memory of this machine",
+    ),
+    Judgement(
+        "",
+        "the trainer reports that the parameters of the ranks differ by a mistake in the script (exit code 81)",
+        _reports(exit_codes.DIVERGED),
+        action="RestartOnce",
+        hint="the mistake in the message",
+        next="correct the script, and create the job again",
+    ),
+    Judgement(
         DEVICE_FAILED,
         "the trainer's report or its log says that a GPU or its driver failed, for example `CUDA error: uncorrectable "
         "ECC error`",

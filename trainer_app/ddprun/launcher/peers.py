@@ -40,7 +40,7 @@ from ddprun.step_parts import StepSums
 Records = tuple[list[StepSums], list[Digests]]
 """What a rank has recorded of its steps, and of its parameters."""
 
-VERSION = 3  # of all messages; raise it with each change: launchers of another version prove nothing to each other
+VERSION = 4  # of all messages; raise it with each change: launchers of another version prove nothing to each other
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
@@ -212,6 +212,7 @@ class Peers:
         rank_rows: of node 0: by node, when it sent its rows last (time.monotonic), and the rows.
         steps: of node 0: what ranks of other nodes have recorded of their steps, until the reader takes it.
         looks: (node, message) of ``look_inside``, until the reader takes them.
+        diverged: what node 0 has found about parameters of this node's ranks, until the reader takes it.
         left: of node 0: nodes whose connection has ended, until the reader takes them.
         life_events: connections and messages for ``lives``, until the reader takes them.
     """
@@ -242,6 +243,7 @@ class Peers:
         self.steps: list[tuple[int, Records]] = []
         self.looks: list[tuple[int, Json]] = []
         self.left: list[int] = []
+        self.diverged: Json | None = None
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
@@ -410,6 +412,11 @@ class Peers:
             for rank, (sums, digests) in records.items()
         }})  # fmt: skip
 
+    def tell_diverged(self, node: int, found: Json) -> None:
+        """Of node 0: make the node end its ranks, because the parameters of one differ (``divergence``)."""
+        if node in self._nodes:
+            self._nodes[node].send({"diverged": found})
+
     def _begin(self, *, is_look: bool = False) -> None:
         if self._missing or self.is_asked:
             if self.is_look and not is_look:  # an inspection is under way, and now it is for a stall, too
@@ -441,6 +448,8 @@ class Peers:
             self.is_look &= "stall" not in message
             self.is_over |= "over" in message
             self.is_asked_for_ranks |= "ranks" in message
+            if "diverged" in message:
+                self.diverged = {name: message["diverged"][name] for name in ("step", "rank", "message")}
             if "settled" in message:
                 self._waits, self.is_over = False, False
                 self.said = str(message["settled"])

@@ -257,7 +257,7 @@ def rank_line(worker: WorkerProcess, line: bytes) -> None:
 
 
 def root_cause(
-    workers: Sequence[WorkerProcess], *, stop_signal: int | None = None, hang: Report | None = None
+    workers: Sequence[WorkerProcess], *, stop_signal: int | None = None, decided: Report | None = None
 ) -> Report:
     """Return the report that explains the node's end: a rank's own failure before a lost peer, then the earliest.
 
@@ -265,13 +265,13 @@ def root_cause(
 
     Args:
         stop_signal: the first signal that was passed on to the ranks.
-        hang: the report of a hang that was detected.
+        decided: why the launcher itself has ended the ranks.
     """
     reports = [(worker, _after_stop(report_of(worker), stop_signal)) for worker in workers]
     failed = [(worker, report) for worker, report in reports if report["code"] != 0]
     unforced = [(worker, report) for worker, report in failed if worker.failed or not worker.killed_by_us]
-    if hang and (hang["cause"] == "own" or not unforced):
-        cause = hang
+    if decided and (decided["cause"] == "own" or not unforced):
+        cause = decided
     elif not failed:
         return _after_stop(reports[0][1], stop_signal, all_ended=not workers[0].sends_an_ending)
     elif not unforced and stop_signal is not None:

@@ -158,6 +158,16 @@ class NodeRanks:
         elif before is not None:
             launcher_line(f"rank {before.rank} is not slow any more")
 
+    @property
+    def diverged(self) -> Diverged | None:
+        """Of node 0: the verdict on the parameters of all ranks; None for no difference."""
+        return self._replicas.verdict
+
+    @property
+    def agreed_time(self) -> float | None:
+        """Of node 0: when all ranks had the same parameters last, by time.monotonic; None if that is not known."""
+        return self._replicas.agreed_time
+
     def steps_per_second(self) -> float:
         """Return the speed of the quickest rank of this node; 0 if it is not known."""
         return max((pace.per_second or 0.0 for pace in self._paces.values()), default=0.0)

@@ -48,6 +48,11 @@ class Diverged:
     tensor: _Tensor
     cause: str
 
+    @property
+    def suspect(self) -> int | None:
+        """The rank whose machine may be the cause; None if a mistake in the script explains the difference."""
+        return self.ranks[0] if len(self.ranks) == 1 and self.cause in ("memory", "optimizer") else None
+
     def message(self, name: str, nproc: int = 1) -> str:
         """Return the verdict as text. name: of the tensor. nproc: ranks of a node."""
         since = f"since step {self.step}" + ("" if self.agreed is None else f" (equal at step {self.agreed})")
@@ -77,14 +82,16 @@ class Replicas:
 
     Attributes:
         agreed: at this step, or later, each tensor was found equal, and none differs; None before all were compared.
+        agreed_time: when, by CLOCK_MONOTONIC of rank 0's machine.
     """
 
     world_size: int
     verdict: Diverged | None = None
     agreed: int | None = None
+    agreed_time: float | None = None
     _records: dict[int, dict[tuple[int, int], Digests]] = field(default_factory=dict)
-    # By optimizer and layout: the last step of each group.
-    _compared: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    # By optimizer and layout: the last step of each group, and its time.
+    _compared: dict[tuple[int, int], dict[int, tuple[int, float]]] = field(default_factory=dict)
     _agreed: dict[_Tensor, int] = field(default_factory=dict)  # the last step
     _differ: dict[_Tensor, _Difference] = field(default_factory=dict)
     _turns: int = 0
@@ -126,11 +133,11 @@ class Replicas:
         if self.verdict is None or self.verdict.tensor not in proven:
             self.verdict = self._proven(min(proven, key=lambda each: self._differ[each].step)) if proven else None
         own = self._compared.setdefault((first.optimizer, first.layout), {})
-        own[first.group] = first.step
+        own[first.group] = first.step, first.time
         if len(own) == first.groups and not self._differ:
             rounds = [steps.values() for steps in self._compared.values()]
             recent = [steps for steps in rounds if max(steps) >= min(own.values())]  # earlier models are not trained
-            self.agreed = min(map(min, recent))
+            self.agreed, self.agreed_time = min(map(min, recent))
 
     def _forget_others(self, first: Digests) -> None:
         """Forget tensors that are not compared any more: of another layout, or of an optimizer that steps no more."""

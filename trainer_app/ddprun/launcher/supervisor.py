@@ -15,6 +15,7 @@ from ddprun.checkpoint_files import newest_place
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError
 from ddprun.launcher import hang_detector, processes
+from ddprun.launcher.divergence import DivergenceWatch
 from ddprun.launcher.hang_detector import Deadlines, HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.life_messages import End, RanksFailure
 from ddprun.launcher.log_files import LogFiles
@@ -85,13 +86,14 @@ class Supervisor:
             self._detector, services.peers, services.progress, self.reports, services.look,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
+        self._replicas = DivergenceWatch(settings, services.table, services.progress, services.peers)
         self._agreed = services.agreement
         self._hangs = False  # a rank of this node hangs, and all nodes are asked for their stacks
         self._orphans = Orphans()
         self._workers: list[WorkerProcess] = []
         self._logs: LogFiles | None = None
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
-        self._hang: Report | None = None
+        self._decided: Report | None = None  # why this launcher ends the ranks: a hang, or replicas that diverged
         self.stop_signal: int | None = None
         self._ended_before_stop = False
         self._oom_kills = oom_kills()  # in this container, before the ranks start
@@ -178,6 +180,7 @@ class Supervisor:
             self._check_for_hang()
             self._check_returned()
             self.services.table.turn()
+            self._check_replicas()
             self.services.look.turn()
             self._agree()
             if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -187,6 +190,7 @@ class Supervisor:
                 while self._read(worker, descriptor, last=True):
                     pass
         self._orphans.remove_shared_memory()
+        self._replicas.finish()
 
     def _agree(self) -> None:
         """Hear what the launchers of the group agree on, and end the ranks if it is their end."""
@@ -208,14 +212,20 @@ class Supervisor:
             if agreed.next_life is None:  # else a signal that has come since is for the ranks of the next life
                 self._pass_on_signals()
             if agreed.must_end:
-                agreed.ended(healthy=self._orphans.is_empty, failure=self._failure())
+                agreed.ended(healthy=self._is_healthy, failure=self._failure())
             elif not (agreed.is_over or agreed.next_life):
                 self._handle(selector, agreed.longest_wait)
         agreed.obey()  # no rank is left to be killed
 
+    @property
+    def _is_healthy(self) -> bool:
+        """Whether ranks can be started on this node again; the operator finds another one for a suspect."""
+        has_operator = bool(os.environ.get("DDPJOB_UID"))
+        return self._orphans.is_empty and not (self._replicas.is_suspect and has_operator)
+
     def _failure(self) -> RanksFailure | None:
         """Return why ranks of this node failed; None if the launcher has only killed them, and none was stalled."""
-        if not self._are_forced or self._hang or self._watch.cause(self._workers):
+        if not self._are_forced or self._decided or self._watch.cause(self._workers):
             report = self._own_report()
             return RanksFailure.of_report(report) if report["code"] else None
         return None
@@ -227,9 +237,9 @@ class Supervisor:
 
     def _own_report(self) -> Report:
         """Return the root cause on this node: also a rank that was stalled until the others gave it up."""
-        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
+        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, decided=self._decided)
         is_told = self._are_forced and self.stop_signal is None
-        waited = report.get("cause") == "peer" or (not self._hang and (report.get("kind") == "Hang" or is_told))
+        waited = report.get("cause") == "peer" or (not self._decided and (report.get("kind") == "Hang" or is_told))
         if waited and (stalled := self._watch.cause(self._workers)):
             report, self._states = stalled, self._watch.states
         return self._with_oom_kill(report)
@@ -264,7 +274,7 @@ class Supervisor:
     @property
     def _is_ending(self) -> bool:
         """Whether the ranks have ended, have a deadline (a signal came or a peer failed) or were killed for a hang."""
-        ending = self._deadline is not None or self._hang is not None or any(w.killed_by_us for w in self._workers)
+        ending = self._deadline is not None or self._decided is not None or any(w.killed_by_us for w in self._workers)
         return ending or not self._are_ranks_left()
 
     def _read(self, worker: WorkerProcess, descriptor: int, *, last: bool = False) -> bool:
@@ -390,7 +400,7 @@ class Supervisor:
 
     def _report_early(self, report: Report) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
-        if self.reports is None or self._hang or self.ranks.nnodes == 1:
+        if self.reports is None or self._decided or self.ranks.nnodes == 1:
             return
         if self._agreed.has_joined:
             return  # the others hear of it at once, and a report of a life before would be taken for the next one's
@@ -414,11 +424,19 @@ class Supervisor:
             return  # the rank has moved: it was slow, or another node has just ended its hung rank
         self._states = self._watch.states
         longest = max(self._detector.timeout, *(int(state.quiet) for state in self._states))
-        self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
-        launcher_line(f"error: {self._hang['message']}")
-        if is_own := self._hang["cause"] == "own":
-            self._agreed.failed(self._hang)  # the other nodes end their ranks while the files are written
-        self._write(self._hang, self._workers)
+        self._end_for(hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1))
+
+    def _check_replicas(self) -> None:
+        """End the ranks if they do not have the same parameters, and that is to restart the training."""
+        if not self._is_ending and (found := self._replicas.turn()):
+            self._end_for(found)
+
+    def _end_for(self, decided: Report) -> None:
+        self._decided = decided
+        launcher_line(f"error: {decided['message']}")
+        if is_own := decided["cause"] == "own":
+            self._agreed.failed(decided)  # the other nodes end their ranks while the files are written
+        self._write(decided, self._workers)
         if is_own:
             self._kill()
         else:
@@ -468,13 +486,13 @@ class Supervisor:
         if self._ended_before_stop and not report["code"]:
             report["beforeStop"] = True
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
-        unannounced = processes.failed_silently(report, self._workers) or self._hang
+        unannounced = processes.failed_silently(report, self._workers) or self._decided
         if several_nodes and cause == "own" and unannounced and self.options.program.sends_an_ending:
 
             def announce() -> None:  # in a child process, because it starts threads and imports torch
                 from ddprun.distributed.rendezvous import announce_killed
 
-                announce_killed(self.ranks, int(report["rank"]), str(report["message"]))
+                announce_killed(self.ranks, int(report["rank"] or 0), str(report["message"]))
 
             processes.run_with_timeout(_ANNOUNCE, announce)
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):

@@ -27,7 +27,7 @@ _NAMES = (
 _WORDS = (
     "kind type status reason state verdict action effect operator phase current protocol policyTypes accessModes "
     "volumeMode restartPolicy imagePullPolicy dnsPolicy preemptionPolicy terminationMessagePolicy whenUnsatisfiable "
-    "profile successPolicy podRetention claimRetention managedBy onReasons sizeLimit "
+    "profile onDivergence successPolicy podRetention claimRetention managedBy onReasons sizeLimit "
     "qosClass component reportingComponent source launcher networkPolicy fieldPath resource event podIP hostIP ip "
     "clusterIP masterAddress apiVersion apiGroup resourceVersion nodesReady fromProgram cause outcome exception"
 )
