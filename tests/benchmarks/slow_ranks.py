@@ -5,7 +5,9 @@
 A run has two to eight ranks on this machine. In a phase, one of them sleeps 10 to 50 ms in one part of each step until
 the launcher names a rank, 30 s at most and 50 steps at least; then no rank sleeps until the verdict is withdrawn. A
 clean run has no slow rank for 30 s after its first steps. Every rank computes on one thread, so with eight ranks on two
-cores the ranks also wait for each other's cores, which must accuse nobody.
+cores the ranks also wait for each other's cores, which must accuse nobody. In the part "throttled", a cgroup gives the
+rank half of the core time that each rank has on this machine without other programs; it needs root and cgroup v1, so it
+is done only if ``--parts`` asks for it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -125,7 +127,7 @@ def started(rng: random.Random) -> Iterator[Run]:
             run.close()
 
 
-def phases(rng: random.Random, count: int) -> Iterator[Phase]:
+def phases(rng: random.Random, count: int, parts: Sequence[str]) -> Iterator[Phase]:
     """Yield phases of one run. It ends early when a verdict is not withdrawn."""
     with started(rng) as run:
         for _ in range(count):
@@ -133,7 +135,9 @@ def phases(rng: random.Random, count: int) -> Iterator[Phase]:
             if first is not None:
                 yield Phase(run.ranks, run.width, -1, "", 0.0, first, 0.0, os.getloadavg()[0])
                 return
-            rank, part, seconds = rng.randrange(run.ranks), rng.choice(SLOW_PARTS), rng.choice(SECONDS)
+            rank, part, seconds = rng.randrange(run.ranks), rng.choice(parts), rng.choice(SECONDS)
+            if part == "throttled":
+                seconds = 0.5 * min(1.0, (os.cpu_count() or 1) / run.ranks)
             run.tell({"rank": rank, "part": part, "seconds": seconds})
             began = time.monotonic()
             named = run.named(_LONGEST)
@@ -156,6 +160,7 @@ def main() -> None:
     parser = parser_of("tests.benchmarks.slow_ranks", __doc__)
     parser.add_argument("--phases", type=int, default=300)
     parser.add_argument("--clean", type=int, default=200)
+    parser.add_argument("--parts", nargs="+", default=SLOW_PARTS, choices=(*SLOW_PARTS, "throttled"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", type=Path, help="a file with a line of JSON for each phase and run")
     options = parser.parse_args()
@@ -170,7 +175,7 @@ def main() -> None:
                 file.write(line + "\n")
 
     while sum(phase.rank >= 0 for phase in found) < options.phases:
-        for phase in phases(rng, PHASES_OF_RUN):
+        for phase in phases(rng, PHASES_OF_RUN, options.parts):
             take(phase)
     for _ in range(options.clean):
         take(clean_run(rng))

@@ -2,7 +2,8 @@
 
     ddprun slow_ranks_script.py FILE WIDTH
 
-The file holds JSON: ``{"rank": 1, "part": "backward", "seconds": 0.02}``, or ``{"end": true}``.
+The file holds JSON: ``{"rank": 1, "part": "backward", "seconds": 0.02}``, or ``{"end": true}``. In the part
+"throttled" the rank has a cgroup (v1) with so many seconds of CPU in each second.
 """
 
 import json
@@ -21,6 +22,7 @@ BATCH, LOOK = 32, 0.2
 rank = int(os.environ["RANK"])
 now: dict = {}
 looked = 0.0
+CPU = Path("/sys/fs/cgroup/cpu")
 
 
 def look() -> None:
@@ -28,6 +30,19 @@ def look() -> None:
     global now, looked
     if time.monotonic() - looked > LOOK:
         looked, now = time.monotonic(), json.loads(FILE.read_text())
+        limit_cpu(now["seconds"] if now.get("part") == "throttled" and now["rank"] == rank else None)
+
+
+def limit_cpu(seconds: float | None) -> None:
+    """Let this process run so many seconds of each second; None for no limit."""
+    group = CPU / f"ddprun-slow-ranks-{os.getpid()}"
+    if seconds and not group.is_dir():
+        group.mkdir()
+        (group / "cpu.cfs_quota_us").write_text(str(round(100_000 * seconds)))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    elif not seconds and group.is_dir():
+        (CPU / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
 
 
 def sleep(part: str) -> None:
@@ -89,6 +104,7 @@ def main() -> None:
             end[0] = float("end" in now)
             distributed.all_reduce(end)
             if end[0] > 0:
+                limit_cpu(None)
                 break
     distributed.destroy_process_group()
 
