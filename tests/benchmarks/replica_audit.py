@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from ddprun.step_parts import SIZE, StepParts
+from ddprun.step_parts import SIZE, StepTimer
 from tests.benchmarks.report import describe_machine, parser_of
 from tests.ddprun.replicas import Group, Wrapped, audit_each_step, flip
 from tests.processes import free_port
@@ -130,7 +130,7 @@ def cost(width: int, batch: int, steps: int) -> str:
     """Return what the search for slow ranks and the audit cost of a step, in CPU time of the thread that trains."""
     layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(8)))
     wrapped = nn.parallel.DistributedDataParallel(layers)
-    parts = StepParts(memoryview(bytearray(SIZE)), 2, lambda: 0.0)
+    parts = StepTimer(memoryview(bytearray(SIZE)), 2, lambda: 0.0)
     parts.follow(wrapped)
     size, names = SimpleNamespace(size=lambda: 2), set[str]()  # of two ranks, of which this is one
     replica = Wrapped(module=layers, process_group=size, require_backward_grad_sync=True, parameters_to_ignore=names)

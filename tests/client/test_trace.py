@@ -50,8 +50,8 @@ def test_clocks_are_aligned_by_the_ends_of_collectives_and_a_wait_lasts_until_th
 
 def test_a_rank_that_waits_in_two_collectives_at_once_waits_once() -> None:
     begins = [(0.0, 2.0), (1.0, 1.5), (1.5, 2.5), (9.0, 9.25)]
-    late = {(1, "all_reduce", n): (until * SECOND, 10 * SECOND) for n, (_, until) in enumerate(begins)}
-    quick = {(1, "all_reduce", n): (begin * SECOND, 10 * SECOND) for n, (begin, _) in enumerate(begins)}
+    late = {(1, "", "all_reduce", n): (until * SECOND, 10 * SECOND) for n, (_, until) in enumerate(begins)}
+    quick = {(1, "", "all_reduce", n): (begin * SECOND, 10 * SECOND) for n, (begin, _) in enumerate(begins)}
     assert waits({0: quick, 1: late})[1] == {0: 2.75, 1: 0.0}
 
 
@@ -74,7 +74,52 @@ def test_work_of_a_gpu_belongs_to_the_step_that_has_launched_it() -> None:
         | {"args": {"correlation": 5}},
         kernel | {"ts": 2.1 * SECOND, "dur": 0.5 * SECOND, "args": {"correlation": 5}},
     ]
-    assert list(RankTrace.of(0, 0, 3, trace).collectives) == [(3, "ncclDevKernel_AllReduce_Sum_f32", 1)]
+    assert list(RankTrace.of(0, 0, 3, trace).collectives) == [(3, "", "ncclDevKernel_AllReduce_Sum_f32", 1)]
+
+
+def of_groups(begin: float, *groups: str, kernels: bool) -> dict[str, Any]:
+    """Return the trace of a rank in the process groups of all ranks and of these, which reduces in each of these."""
+    trace = content([begin])
+    if kernels:
+        trace["traceEvents"] = [event for event in trace["traceEvents"] if event["name"] != "gloo:all_reduce"]
+    trace["distributedInfo"] = {"pg_config": [{"ranks": json.loads(each)} for each in ("[0, 1, 2, 3]", *groups)]}
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 7, "dur": 0.1 * SECOND}
+    if kernels:
+        trace["traceEvents"] += [
+            kernel | {"ts": begin * SECOND, "args": {"Process Group Name": "1", "Process Group Ranks": each}}
+            for each in groups
+        ]
+    return trace
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_collectives_are_compared_within_a_process_group_and_left_out_if_it_is_not_known(
+    kernels: bool, tmp_path: Path
+) -> None:
+    begins = [(0.1, "[0, 1]"), (0.2, "[0, 1]"), (0.15, "[2, 3]"), (0.18, "[2, 3]")]
+    traces = [packed(of_groups(begin, group, kernels=kernels)) for begin, group in begins]
+    found = profiled(Launcher(dict(enumerate(traces)), node=0), tmp_path / "t.gz")
+    pairs = [(wait.rank, round(wait.seconds, 3), wait.for_rank) for wait in found.waits]
+    assert pairs == ([(0, 0.1, 1), (2, 0.03, 3)] if kernels else [])
+    assert [rank.waits_for for rank in found.ranks] == ([1, None, 3, None] if kernels else [None] * 4)
+    assert [rank.wait_seconds is None for rank in found.ranks] == [not kernels] * 4
+    assert found.has_unknown_groups == (not kernels)
+    assert not list(faults(json.loads(json.dumps(found.wire())), json.loads(schema_file("profile").read_text())))
+
+
+def test_a_rank_without_groups_of_its_own_is_not_compared_with_ranks_that_have_them(tmp_path: Path) -> None:
+    traces = [of_groups(0.1, kernels=False), of_groups(0.3, kernels=False), of_groups(0.5, "[2, 3]", kernels=False)]
+    found = profiled(Launcher(dict(enumerate(map(packed, traces)))), tmp_path / "t.gz")
+    assert (found.waits, found.has_unknown_groups, found.not_aligned) == ([], True, [2])
+    found = profiled(Launcher(dict(enumerate(map(packed, traces[:2])))), tmp_path / "t.gz")
+    assert ([(wait.rank, wait.for_rank) for wait in found.waits], found.has_unknown_groups) == ([(0, 1)], False)
+
+
+def test_ranks_of_nodes_whose_clocks_are_not_aligned_are_not_compared(tmp_path: Path) -> None:
+    traces = [of_groups(0.1, "[0, 1]", kernels=True), *(of_groups(at, "[2, 3]", kernels=True) for at in (0.2, 0.25))]
+    found = profiled(Launcher(dict(enumerate(map(packed, traces)))), tmp_path / "t.gz")
+    assert (found.waits, found.not_aligned) == ([], [1, 2])
+    assert [rank.wait_seconds for rank in found.ranks] == [0.0, None, None]
 
 
 class Launcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import nn
 
 from ddprun import replica_audit
+from ddprun.launcher import replicas
 from ddprun.launcher.replicas import Replicas
 from ddprun.replica_audit import MOST, RING, SIZE, Digests, ReplicaAudit, grouped, read, read_names
-from tests.ddprun.replicas import Group, adamw, each_step, flip, model  # noqa: F401 - a fixture
+from tests.ddprun.replicas import Group, Wrapped, adamw, each_step, flip, model  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("each_step")
 
@@ -99,7 +101,10 @@ def test_ranks_that_begin_with_different_parameters() -> None:
     assert (group.name(found), found.cause, found.ranks, found.agreed) == ("2.weight", "seed", (1,), None)
 
 
-def test_the_step_at_which_all_agree_goes_on_after_another_training_in_the_same_processes() -> None:
+def test_the_step_at_which_all_agree_goes_on_after_another_training_in_the_same_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas, "_SILENT", 5)
     group = trained(Group(), 40)
     for rank in range(3):
         group.optimizers[rank] = adamw(group.modules[rank].parameters())
@@ -232,17 +237,33 @@ def test_tensors_of_equal_elements_differ_in_their_digests() -> None:
     assert found.ranks == (1,)
 
 
-def test_a_large_tensor_is_compared_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def large(kind: str) -> nn.Parameter:
+    """Return a parameter of 240 elements with memory in another order than they have."""
+    if kind == "with gaps":
+        return nn.Parameter(torch.randn(20, 24)[:, ::2])
+    if kind == "channels_last":
+        return nn.Parameter(torch.randn(2, 3, 4, 10).to(memory_format=torch.channels_last))
+    return nn.Parameter(torch.randn(2, 120).t() if kind == "transposed" else torch.randn(2, 120))
+
+
+@pytest.mark.parametrize("kind", ["long rows", "transposed", "with gaps", "channels_last"])
+def test_all_parts_of_a_large_tensor_are_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_audit, "_ELEMENTS", 100)
-    group = trained(Group())
-    assert sum(names.count("0.weight") for names in group.plan) == 3
-    flip(group.tensor(2, "0.weight"), 250, 1)
+    module = nn.Sequential(nn.Linear(16, 4))
+    module.register_parameter("large", large(kind))
+    group = trained(Group(module=module))
+    parts = list(replica_audit._Tensor("large", group.modules[2].large).parts())
+    assert max(each.elements().numel() for each in parts) <= 100
+    assert sum(each.elements().numel() for each in parts) == 240
+    assert sum(names.count("large") for names in group.plan) == len(parts)
+    last = parts[-1].elements()
+    last[(-1,) * last.ndim] += 1.0
     found = group.run(6 * len(group.plan))
     assert found is not None
-    assert (group.name(found), found.ranks) == ("0.weight", (2,))
+    assert (group.name(found), found.ranks) == ("large", (2,))
 
 
-@pytest.mark.parametrize("kind", ["channels_last", "bfloat16", "tied", "scalar"])
+@pytest.mark.parametrize("kind", ["channels_last", "bfloat16", "float8", "complex64", "tied", "scalar"])
 def test_all_kinds_of_tensors_have_digests(kind: str) -> None:
     module: Any = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
     if kind == "channels_last":
@@ -251,7 +272,8 @@ def test_all_kinds_of_tensors_have_digests(kind: str) -> None:
         module[0].weight = nn.Parameter(module[1].weight.detach().repeat(4, 1))
         module.register_parameter("filter", module[0].weight)
     else:
-        value = torch.randn(()) if kind == "scalar" else torch.randn(6, dtype=torch.bfloat16)
+        kinds = {"bfloat16": torch.bfloat16, "float8": torch.float8_e4m3fn, "complex64": torch.complex64}
+        value = torch.randn(()) if kind == "scalar" else torch.randn(6).to(kinds[kind])
         module.register_parameter("filter", nn.Parameter(value))
     group = trained(Group(module=module))
     flip(group.tensor(1, "filter"), 0, 5)
@@ -328,8 +350,111 @@ def test_ranks_of_which_one_is_missing_are_not_compared() -> None:
     assert replicas._compared == {}
 
 
+@pytest.mark.parametrize("where", ["of the first optimizer", "of the second optimizer"])
+def test_no_step_is_agreed_if_a_parameter_has_no_digest(where: str) -> None:
+    group = Group()
+    others = [[nn.Parameter(torch.ones(2))] for _ in group.modules]
+    for module, audit, wrapped, other in zip(group.modules, group.audits, group.wrapped, others, strict=True):
+        second = Wrapped(**vars(wrapped) | {"module": nn.ParameterList(other)})
+        (module if where == "of the first optimizer" else second.module).register_parameter(
+            "wide", nn.Parameter(torch.zeros(2, dtype=torch.complex128))
+        )
+        audit._modules = partial(list, [wrapped, second])
+    seconds = [adamw(other) for other in others]
+    for _ in range(40):
+        group.step()
+        for audit, second in zip(group.audits, seconds, strict=True):
+            audit.begin_step(second)
+        assert group.compare() is None
+    assert group.replicas.agreed is None
+    group.tensor(1, "7.weight").add_(1.0)
+    assert group.run(40) is not None, "the others are compared"
+
+
+def test_records_of_one_rank_do_not_displace_each_other_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    now, group = 0.0, Group(2, nn.Sequential(*(nn.Linear(2, 2) for _ in range(17))))
+    monkeypatch.setattr(replica_audit, "monotonic", lambda: now)
+    *optimizers, one_more = [adamw(layer.parameters()) for layer in group.modules[0]]
+    for step in range(1, 1201):
+        now = 0.01 * step
+        for optimizer in optimizers:
+            group.audits[0].begin_step(optimizer)
+    found = read(bytes(group.memories[0]))
+    assert {one.optimizer for one in found} == set(range(1, 17)), "all optimizers are audited"
+    assert found[-1].time - found[0].time > 1.0, "a launcher reads once a second"
+    group.audits[0].begin_step(one_more)
+    assert "more than 16 optimizers" in read_names(bytes(group.memories[0])[RING:])["abstains"]
+
+
+def test_a_record_that_is_half_written_is_not_read() -> None:
+    group = Group(2)
+    side = adamw(group.modules[0].parameters())
+    for _ in range(40):
+        group.step()
+        group.audits[0].begin_step(side)
+        group.audits[0].begin_step(side)
+    before = bytes(group.memories[0])
+    for _ in range(20):
+        group.audits[0].begin_step(side)
+    after = bytes(group.memories[0])
+    whole = {*read(before), *read(after)}
+    for end in range(0, RING, 8):
+        assert {*read(after[:end] + before[end:])} <= whole
+
+
+def test_the_part_of_a_sharded_optimizer_that_is_one_ranks_takes_no_number() -> None:
+    group = Group()
+    group.optimizers[0].optim = part = adamw(group.modules[0].parameters())  # type: ignore[attr-defined]
+    for _ in range(10):
+        group.step()
+        group.audits[0].begin_step(part)
+    assert {one.optimizer for one in read(bytes(group.memories[0]))} == {1}
+
+
+def test_a_parameter_that_the_script_keeps_out_of_the_exchange_may_differ() -> None:
+    group = Group()
+    for wrapped in group.wrapped:
+        wrapped.parameters_to_ignore.add("7.weight")
+    group.tensor(1, "7.weight").add_(1.0)
+    assert trained(group, 40).replicas.agreed is not None
+
+
+def test_an_optimizer_that_makes_no_steps_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "_SILENT", 3)
+    found = Replicas(2)
+    for count in range(1, 12):
+        for rank in range(2):
+            differs = rank if count < 4 else 0
+            record = Digests(1 + (count >= 4), count, 1.0, count, 5, 0, 7, 8, 1 << 16, (1 + differs,) * MOST)
+            found.take(rank, [record])
+        found.turn()
+        assert (found.verdict is not None) == (1 < count < 7)
+    assert {optimizer for optimizer, *_ in found._agreed} == {2}
+    assert found.agreed == 11
+
+
+def test_the_step_at_which_all_agree_is_that_of_the_slowest_round() -> None:
+    found = Replicas(2)
+    for count in range(1, 12):
+        for rank in range(2):
+            quick = Digests(1, count, 1.0, count, 5, 0, 7, 8, 1 << 16, (1,) * MOST)
+            slow = Digests(2, count, 1.0, count, 6, count % 2, 7, 8, 2 << 16, (1,) * MOST)
+            found.take(rank, [quick, slow][: 1 + (count in (2, 3))])
+        found.turn()
+    assert found.agreed == 2
+
+
+def test_each_group_has_tensors_of_one_device() -> None:
+    kinds = ["cpu", "meta", "cpu", "meta"]
+    tensors = [replica_audit._Tensor(str(place), torch.ones(2, device=kind)) for place, kind in enumerate(kinds)]
+    assert [[each.name for each in group] for group in grouped(tensors)] == [["0", "2"], ["1", "3"], []]
+
+
 def test_groups_are_small_and_odd_in_number() -> None:
     tensors = [replica_audit._Tensor(str(number), torch.ones(2)) for number in range(20)]
     assert [len(group) for group in grouped(tensors)] == [8, 8, 4]
     assert [len(group) for group in grouped(tensors[:16])] == [8, 8, 0]
     assert grouped([]) == []
+    large = [replica_audit._Tensor("", torch.ones(replica_audit._ELEMENTS // 2)) for _ in range(6)]
+    assert [len(group) for group in grouped(large)] == [2, 2, 2]

@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ddprun import step_parts
-from ddprun.step_parts import SIZE, StepParts, StepSums, power_of_two, read
+from ddprun.step_parts import SIZE, StepSums, StepTimer, power_of_two, read
 
 SLEEP = 0.01
 STEPS = 80
@@ -32,7 +32,7 @@ class Training:
 
     def __init__(self, part: str = "") -> None:
         self.memory, self.waited, self._part = bytearray(SIZE), 0.0, part
-        self.parts = StepParts(memoryview(self.memory), 1, lambda: self.waited)
+        self.parts = StepTimer(memoryview(self.memory), 1, lambda: self.waited)
         layer = nn.Linear(4, 4)
         layer.register_forward_hook(lambda *_: self._sleep("forward"))
         layer.weight.register_hook(lambda _: self._sleep("backward"))
@@ -180,7 +180,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from ddprun import step_parts
 from ddprun.started_processes import after_import
 
-parts = step_parts.StepParts(memoryview(bytearray(step_parts.SIZE)), 1, lambda: 0.0)
+parts = step_parts.StepTimer(memoryview(bytearray(step_parts.SIZE)), 1, lambda: 0.0)
 step_parts.measure(parts, after_import)
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 module = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
@@ -212,7 +212,7 @@ def test_hooks_of_a_compiled_module_time_its_parts_and_it_is_as_the_script_made_
 def test_a_record_that_is_being_written_is_not_read() -> None:
     memory = bytearray(SIZE)
     assert read(bytes(memory)) == []
-    parts = StepParts(memoryview(memory), 1, lambda: 0.0)
+    parts = StepTimer(memoryview(memory), 1, lambda: 0.0)
     parts._record(64, 1.0)
     assert [sums.iteration for sums in read(bytes(memory))] == [64]
     place = next(n for n in range(0, SIZE, 8) if memory[n : n + 8] == (64).to_bytes(8, "little"))

@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
 
+from ddpjob.client.trace import has_subgroups
 from ddprun.diagnostics import Diagnostics
 from ddprun.step_profile import ProfileRequest, StepProfiler
 from tests.processes import eventually
@@ -67,6 +70,20 @@ def test_exactly_the_steps_that_were_asked_for_are_profiled_once_for_each_reques
     files.ask_for_profile(ProfileRequest(2, begin=5, steps=1, **ANY_STEP))
     train(profiler, 3, first=100)
     assert trace(files)["traceEvents"] and files.profile_report()["number"] == 2
+
+
+def test_a_trace_says_whether_its_rank_is_in_groups_of_some_ranks(files: Diagnostics) -> None:
+    profiler = StepProfiler(files.profile, int)
+    dist.init_process_group("fake", rank=0, world_size=4, store=fake_pg.FakeStore())
+    try:
+        for number, groups in enumerate(([[0, 1, 2, 3], [0]], [[0, 1]]), 1):
+            for group in groups:
+                dist.new_group(group)
+            files.ask_for_profile(ProfileRequest(number, begin=0, steps=1, **ANY_STEP))
+            train(profiler, 3)
+            assert has_subgroups(trace(files)) == (number == 2)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_rank_that_numbers_its_steps_in_another_way_begins_later(files: Diagnostics) -> None:

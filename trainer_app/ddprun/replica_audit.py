@@ -17,19 +17,19 @@ import struct
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from time import monotonic, thread_time
 from typing import Any
 
 MOST = 8  # tensors of a group
-_ELEMENTS = 2**20  # of a group; a larger tensor has several slices
+_ELEMENTS = 2**20  # of a group; a larger tensor has several parts
 _GRADIENTS = 2**16  # elements of a gradient
 _KEPT = 32  # records; a launcher reads them once a second
 _SHARE = 0.002  # of the time of the steps
 _INTERVAL = 0.1  # seconds between records at least
 _RANKS = 100  # from which on records are less frequent, for the launcher of node 0
 _FIRST, _MOST_STEPS = 1, 2**16  # steps between records: of the first, which is before any change, and at most
-_OPTIMIZERS = 8
+_OPTIMIZERS = _KEPT // 2  # that train replicas: their records of one step are all read
 _SETTINGS = 4  # param groups whose settings are compared
 _NO_SYNC = 1  # of the flags; the bits of parameters outside of DistributedDataParallel follow
 _OUTSIDE_AT, _GROUPS_AT = 8, 16
@@ -74,7 +74,7 @@ class Digests:
 
     @property
     def groups(self) -> int:
-        """The number of groups that have tensors."""
+        """The number of groups that have tensors, and a group more, never recorded, if a tensor has no digest."""
         return self.flags >> _GROUPS_AT
 
     def wire(self) -> list[object]:
@@ -97,7 +97,7 @@ class Digests:
 
 _NUMBERS = 9
 _FIELDS = _NUMBERS + MOST
-_RECORD = struct.Struct(f"=qqd6q{MOST}qq")  # the count again at the end: a reader takes only whole records
+_RECORD = struct.Struct(f"=dqqd6q{MOST}qd")  # the time at both ends: a reader takes only whole records
 RING = _KEPT * _RECORD.size
 _HEAD = struct.Struct("=II")  # length and checksum of the names
 _NAMES = 2**18
@@ -109,7 +109,7 @@ def read(memory: bytes) -> list[Digests]:
     """Return the records in the order of their times."""
     found = (_RECORD.unpack_from(memory, number * _RECORD.size) for number in range(_KEPT))
     return sorted(
-        (Digests.unpacked(one) for one in found if one[1] > 0 and one[1] == one[-1]), key=lambda digests: digests.time
+        (Digests.unpacked(one[1:]) for one in found if one[0] > 0 and one[0] == one[-1]), key=lambda each: each.time
     )
 
 
@@ -126,20 +126,44 @@ def read_names(memory: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor, or a slice of its elements in the order of the memory."""
+    """A tensor, or a part of it."""
 
     name: str
     tensor: Any
-    begin: int = 0
-    end: int = 0  # 0 for the whole tensor
     is_outside: bool = False
+    index: tuple[Any, ...] = ()  # of the part
 
     def elements(self) -> Any:
         """Return the elements without their history; the script may have given the parameter others."""
         whole = self.tensor.detach()
-        if not self.end:
-            return whole
-        return whole.as_strided((self.end - self.begin,), (1,), whole.storage_offset() + self.begin)
+        return whole[self.index] if self.index else whole
+
+    def parts(self) -> Iterator["_Tensor"]:
+        """Yield the parts that have digests; none for no elements."""
+        if self.tensor.numel():
+            yield from (replace(self, index=index) for index in _indexes(tuple(self.tensor.shape)))
+
+    def has_digest(self) -> bool:
+        """Return whether its bits can be read as integers. A sparse tensor, or complex128, has none."""
+        import torch
+
+        return self.tensor.layout is torch.strided and self.tensor.element_size() in _integers(torch)
+
+
+def _indexes(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield parts of a tensor, in any order of its memory, that have no more than the elements of a group."""
+    if math.prod(shape) <= _ELEMENTS:
+        yield ()
+    elif (row := math.prod(shape[1:])) <= _ELEMENTS:
+        rows = _ELEMENTS // row
+        yield from ((slice(begin, begin + rows),) for begin in range(0, shape[0], rows))
+    else:
+        yield from ((place, *rest) for place in range(shape[0]) for rest in _indexes(shape[1:]))
+
+
+def _integers(torch: Any) -> dict[int, Any]:
+    """Return the integers by their size in bytes. With a sign: there is no ``hash_tensor`` of others on a GPU."""
+    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(slots=True)
@@ -155,6 +179,7 @@ class _Optimizer:
     key: object = None  # a change of it makes other groups
     layout: int = 0
     groups: list[list[_Tensor]] = field(default_factory=list)
+    is_partial: bool = False  # a tensor has no digest
     modules: list["weakref.ref[Any]"] = field(default_factory=list)
     looked: tuple[int, float] | None = None  # count and time
     seconds: float = 0.0  # of a step
@@ -217,7 +242,7 @@ class ReplicaAudit:
         known.count += known.ahead
         optimizer, now = known.optimizer(), monotonic()
         try:
-            if not self._is_off and known.number <= _OPTIMIZERS and optimizer is not None and self._may_write():
+            if not self._is_off and optimizer is not None and self._may_write():
                 self._record(known, optimizer)
         except Exception as error:  # what the script does with its tensors cannot be foreseen
             self.abstain(f"an error, {type(error).__name__}")
@@ -229,9 +254,9 @@ class ReplicaAudit:
         if before is not None and known.count > before[0]:
             seconds = max(1e-6, (now - before[1]) / (known.count - before[0]))
             known.seconds = min(seconds, 1.25 * known.seconds) if known.seconds else seconds  # a pause is no slow step
-            wanted = max(known.cost * len(self._known) / _SHARE, self._interval) / known.seconds
-            if not wanted <= known.every <= 4 * wanted:  # a pace that changes often has few counts in common
-                known.every = min(1 << max(0, math.ceil(wanted) - 1).bit_length(), _MOST_STEPS)
+            # All optimizers share the time, and the records that the launcher reads at once.
+            wanted = max(known.cost / _SHARE, self._interval) * len(self._known) / known.seconds
+            known.every = min(1 << max(0, math.ceil(wanted) - 1).bit_length(), _MOST_STEPS)
         return known.every - known.count % known.every
 
     def _record(self, known: _Optimizer, optimizer: Any) -> None:
@@ -247,7 +272,8 @@ class ReplicaAudit:
             self._arrange(known, optimizer, modules)
         began = thread_time()  # a thread that waits for a core costs the script nothing
         tensors = known.groups[known.count % len(known.groups)] if known.groups else []
-        if not tensors or (tensors[0].tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+        is_on_gpu = bool(self._unread) or any(each.tensor.is_cuda for each in tensors)
+        if not tensors or (is_on_gpu and torch.cuda.is_current_stream_capturing()):
             return  # a graph that is captured would have the digests in it, and allows no query of an event
         self._read()
         digests = [*_digested(torch, tensors), _gradients(torch, tensors)]
@@ -255,7 +281,7 @@ class ReplicaAudit:
             module.require_backward_grad_sync for each in known.modules if (module := each()) is not None
         )
         self._has_no_sync = False
-        groups = sum(map(bool, known.groups)) << _GROUPS_AT
+        groups = sum(map(bool, known.groups)) + known.is_partial << _GROUPS_AT
         numbers = [
             known.number, known.count, self._step(), known.layout, known.count % len(known.groups),
             _settings(optimizer), is_unsynchronized * _NO_SYNC | _masks(tensors) | groups,
@@ -265,7 +291,7 @@ class ReplicaAudit:
             host = torch.empty(found.shape, dtype=torch.int64, device="cpu", pin_memory=True)
             host.copy_(found, non_blocking=True)
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            event.record(torch.cuda.current_stream(found.device))
             self._unread.append((numbers, host, event))
         else:
             self._write(numbers, found.tolist())
@@ -286,10 +312,10 @@ class ReplicaAudit:
         values += [0] * (MOST - len(values))
         self._number += 1
         place = self._number % _KEPT * _RECORD.size
-        struct.pack_into("=qq", self._memory, place, 0, 0)
+        now = monotonic()
         _RECORD.pack_into(
-            self._memory, place, optimizer, count, monotonic(), step, layout, group, settings, gradients, flags,
-            *values, count,
+            self._memory, place, now, optimizer, count, now, step, layout, group, settings, gradients, flags,
+            *values, now,
         )  # fmt: skip
 
     def _arrange(self, known: _Optimizer, optimizer: Any, modules: Sequence[Any]) -> None:
@@ -307,8 +333,14 @@ class ReplicaAudit:
         if not known.number:  # by it the ranks are compared, and one may have an optimizer of its own
             self._added += 1
             known.number = self._added
+        if sum(each.number > 0 for each in [*self._known.values()]) > _OPTIMIZERS:
+            self.abstain(f"the script has more than {_OPTIMIZERS} optimizers")
+            return
         known.modules = [weakref.ref(module) for module in trained]
-        known.groups = grouped(list(_tensors(optimizer, trained)))
+        found = list(_tensors(optimizer, trained))
+        able = [each for each in found if each.has_digest()]
+        known.is_partial = len(able) < len(found)
+        known.groups = grouped([part for each in able for part in each.parts()])
         names = [[tensor.name for tensor in group] for group in known.groups]
         shapes = [[(str(each.tensor.dtype), list(each.tensor.shape)) for each in group] for group in known.groups]
         content = json.dumps(
@@ -356,50 +388,30 @@ def _tensors(optimizer: Any, modules: Sequence[Any]) -> Iterator[_Tensor]:
         for name, tensor in module.module.named_parameters():
             seen.add(id(tensor))
             if name not in ignored:
-                yield from _sliced(prefix + name, tensor)
+                yield _Tensor(prefix + name, tensor)
     for number, group in enumerate(optimizer.param_groups):
         for place, tensor in enumerate(group["params"]):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 shape = "×".join(map(str, tensor.shape)) or "scalar"
-                yield from _sliced(f"param_groups[{number}] params[{place}] ({shape})", tensor, is_outside=True)
-
-
-def _sliced(name: str, tensor: Any, *, is_outside: bool = False) -> Iterator[_Tensor]:
-    """Yield the tensor, or slices of it; nothing if it has no digest."""
-    import torch
-
-    kinds = (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-    )  # fmt: skip
-    if tensor.layout is not torch.strided or tensor.dtype not in kinds or not tensor.numel():
-        return
-    size = tensor.numel()
-    if size <= _ELEMENTS:
-        yield _Tensor(name, tensor, is_outside=is_outside)
-    elif tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
-        for begin in range(0, size, _ELEMENTS):
-            yield _Tensor(name, tensor, begin, min(begin + _ELEMENTS, size), is_outside)
+                yield _Tensor(f"param_groups[{number}] params[{place}] ({shape})", tensor, is_outside=True)
 
 
 def grouped(tensors: Sequence[_Tensor]) -> list[list[_Tensor]]:
-    """Return groups of limited size, an odd number of them; of one device, so that they are read at once."""
+    """Return groups of limited size, an odd number of them; each of one device, so that it is read at once."""
     groups: list[list[_Tensor]] = []
-    size = 0
-    for each in tensors:
-        elements = each.end - each.begin or each.tensor.numel()
-        if each.tensor.device != tensors[0].tensor.device:
-            continue
-        if not groups or len(groups[-1]) == MOST or size + elements > _ELEMENTS:
+    size, devices = 0, list(dict.fromkeys(each.tensor.device for each in tensors))
+    for each in sorted(tensors, key=lambda each: devices.index(each.tensor.device)):
+        elements, device = each.elements().numel(), each.tensor.device
+        is_other = not groups or groups[-1][0].tensor.device != device
+        if is_other or len(groups[-1]) == MOST or size + elements > _ELEMENTS:
             groups.append([])
             size = 0
         groups[-1].append(each)
         size += elements
     groups = groups if len(groups) % 2 else [*groups, []] if groups else []
-    if any(each.is_outside for group in groups for each in group):
-        last = max(place for place, group in enumerate(groups) if group)
-        groups.insert(1, groups.pop(last))  # the first that is recorded, so it is known whether they began equal
+    if outside := [place for place, group in enumerate(groups) if any(each.is_outside for each in group)]:
+        groups.insert(1, groups.pop(outside[-1]))  # the first that is recorded, so it is known whether they began equal
     return groups
 
 
@@ -410,6 +422,7 @@ def _digested(torch: Any, tensors: Sequence[_Tensor]) -> Iterator[Any]:
     """
     for each in tensors:
         elements = each.elements()
+        elements = elements.view(_integers(torch)[elements.element_size()])
         yield torch.hash_tensor(elements)
         yield torch.hash_tensor(elements.as_strided((), ()))
 

@@ -21,7 +21,7 @@ from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from ddprun.signals import StopFlag
-from ddprun.step_parts import StepParts
+from ddprun.step_parts import StepTimer
 from ddprun.step_profile import StepProfiler
 from ddprun.turns import Turn
 
@@ -56,7 +56,7 @@ class _State:
     optimizers: set[int] = field(default_factory=set)
     only: int = 0
     quick_until: float = 0.0
-    parts: StepParts | None = None
+    parts: StepTimer | None = None
     is_reported: bool = False
     is_each: bool = False
     flag: StopFlag | None = None
@@ -77,7 +77,7 @@ def begin(
     *,
     beats: Turn | None = None,
     reports: Turn | None = None,
-    parts: StepParts | None = None,
+    parts: StepTimer | None = None,
     profiler: StepProfiler | None = None,
 ) -> None:
     """Connect this process, a rank or a process that its script has started, with the launcher."""

@@ -73,7 +73,7 @@ def connect(
     beats, reports = (Turn(diagnostics.heartbeat, byte, is_rank=is_rank) for byte in (BEATS, REPORTS))
     progress = ProgressRecord(world_size, diagnostics.progress_text())
     heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
-    parts = step_parts.StepParts(
+    parts = step_parts.StepTimer(
         diagnostics.parts_memory(), world_size, lambda: heartbeat.waited, beats.may_write, lambda: heartbeat.last.step
     )
     profiler = StepProfiler(diagnostics.profile, heartbeat.touch)

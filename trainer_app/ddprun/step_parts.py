@@ -107,7 +107,7 @@ def power_of_two(limit: float) -> int:
     return 1 << max(0, int(limit).bit_length() - 1)
 
 
-class StepParts:
+class StepTimer:
     """Measures the steps of this process.
 
     Args:
@@ -339,7 +339,7 @@ def _queued_seconds() -> float:
     return 0.0
 
 
-def measure(parts: StepParts, after_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
+def measure(parts: StepTimer, after_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
     """Put the hooks into PyTorch as the script imports it.
 
     Args:

@@ -81,6 +81,8 @@ def headline(found: "Profile") -> str:
         parts.append(f"clocks of {number_of(len(found.clock_offsets), 'node')} aligned by up to {_seconds(most)}")
     if found.not_aligned:
         parts.append(f"not aligned: node {', '.join(map(str, found.not_aligned[:8]))}")
+    if found.has_unknown_groups:
+        parts.append("without the waits in gloo, because PyTorch does not say of which process group")
     if found.is_cut:
         parts.append("events of the last ranks are left out, because the file is too long")
     return f"{', '.join(parts)}: {one_line(found.file)} ({one_line(found.place)})"

@@ -72,7 +72,9 @@ class Profile(OfAllRanks):
     clock_offsets: dict[int, float] = Field(default_factory=dict)
     """By node_rank: seconds that were added to its clock."""
     not_aligned: list[int] = Field(default_factory=list)
-    """node_ranks whose clocks are as they were: no collective is common to them and to the first rank."""
+    """node_ranks without waits, with their own clocks: no collective is common to them and to the first rank."""
+    has_unknown_groups: bool = False
+    """Waits in gloo are left out: there are several process groups, and PyTorch does not say which one waits."""
     ranks: list[RankProfile]
     """By rank."""
     waits: list[Wait]
@@ -222,6 +224,7 @@ class _Merged:
         self._offsets: dict[int, float] = {}  # by node, in microseconds
         self._not_aligned: set[int] = set()
         self._collectives: dict[int, Spans] = {}
+        self._left_out = False
         self._written, self._is_cut = 0, False
 
     def add(self, row: RankProfile, packed: bytes, file: IO[str]) -> None:
@@ -239,6 +242,7 @@ class _Merged:
             self._offsets[row.node] = found or 0.0
             if found is None:
                 self._not_aligned.add(row.node)
+        self._left_out |= trace.left_out
         offset = self._offsets[row.node]
         spans = trace.collectives.items()
         self._collectives[row.rank] = {key: (begin + offset, end + offset) for key, (begin, end) in spans}
@@ -258,16 +262,29 @@ class _Merged:
             file.write((",\n" if self._written else "") + text)
             self._written += len(text)
 
+    def _comparable(self) -> dict[int, Spans]:
+        """Return the collectives of known groups, of the ranks whose clocks are aligned."""
+        aligned = {
+            rank: each for rank, each in self._collectives.items() if self._rows[rank].node not in self._not_aligned
+        }
+        if not self._left_out:
+            return aligned
+        # One rank is in several groups, so those without name of the others may be of several, too.
+        named = {rank: {key: each[key] for key in each if key[1]} for rank, each in aligned.items()}
+        return {rank: each for rank, each in named.items() if each}
+
     def profile(self, head: Json) -> Profile:
         """Return what all traces say."""
-        found, seconds, blamed = waits(self._collectives)
+        known = self._comparable()
+        found, seconds, blamed = waits(known)
         for rank, row in self._rows.items():
-            if rank in seconds and row.steps:
+            if rank in known and row.steps:
                 longest = max(blamed[rank].items(), key=lambda item: item[1], default=(None, 0.0))[0]
-                known = {"wait_seconds": seconds[rank] / row.steps, "waits_for": longest}
-                self._rows[rank] = row.model_copy(update=known)
+                told = {"wait_seconds": seconds[rank] / row.steps, "waits_for": longest}
+                self._rows[rank] = row.model_copy(update=told)
         return Profile(
             **head, ranks=list(self._rows.values()), waits=found, is_cut=self._is_cut,
+            has_unknown_groups=self._left_out,
             clock_offsets={node: offset / 1e6 for node, offset in self._offsets.items()},
             not_aligned=sorted(self._not_aligned),
         )  # fmt: skip

@@ -26,11 +26,15 @@ _BACKENDS = ("gloo:", "ucc:", "mpi:", "xccl:", "hccl:")  # nccl: says only when 
 _KERNEL = "nccl"
 _STEP = "ProfilerStep#"
 _LOADER = "enumerate(DataLoader)"
+_GROUP = ("Process Group Name", "Process Group Ranks")  # arguments of NCCL's kernels; gloo's work has none
 _LATEST = 1e18  # microseconds
 _MOST_WAITS = 10
 
-Key = tuple[int, str, int]
-"""A collective on all ranks: step, name, number among those of this name in the step."""
+Key = tuple[int, str, str, int]
+"""A collective on the ranks of a process group: step, group, name, number among those of this name in the step.
+
+The group is empty if the trace does not say it: all such collectives are of all ranks, if no rank has ``left_out``.
+"""
 Spans = dict[Key, tuple[float, float]]
 """Begin and end of the collectives of a rank."""
 
@@ -46,6 +50,7 @@ class RankTrace:
     Attributes:
         steps: (begin, end) of each profiled step. collectives: (begin, end). Times on the clock of the rank's node.
         data: microseconds that it waited for a DataLoader.
+        left_out: collectives of groups that are not known are left out.
     """
 
     rank: int
@@ -55,6 +60,7 @@ class RankTrace:
     steps: list[tuple[float, float]] = field(default_factory=list)
     collectives: Spans = field(default_factory=dict)
     data: float = 0.0
+    left_out: bool = False
 
     @classmethod
     def of(cls, rank: int, node: int, first: int, content: Json) -> "RankTrace":
@@ -64,18 +70,23 @@ class RankTrace:
             raise ValueError("its clock has no time")
         events = [event for event in content["traceEvents"] if isinstance(event, dict)]
         timed = [event for event in events if event.get("ph") == "X" and _is_timed(event)]
-        made = cls(rank, node, base, events)
+        made, is_of_all = cls(rank, node, base, events), not has_subgroups(content)
         names = [(str(event["name"]), _span(event, base)) for event in timed]
         made.steps = sorted(span for name, span in names if name.startswith(_STEP))
         made.data = sum(end - begin for name, (begin, end) in names if name.startswith(_LOADER))
         launched = {_argument(event, "correlation"): event["ts"] + base for event in timed if _is_launch(event)}
-        numbers: Counter[tuple[int, str]] = Counter()
+        numbers: Counter[tuple[int, str, str]] = Counter()
         begins = [begin for begin, _ in made.steps]
         for event in sorted(filter(_is_collective, timed), key=lambda event: float(event["ts"])):
             span = _span(event, base)
             step = first + bisect_right(begins, launched.get(_argument(event, "correlation"), span[0])) - 1
-            numbers[step, event["name"]] += 1
-            made.collectives[step, event["name"], numbers[step, event["name"]]] = span
+            group = " ".join(str(_argument(event, name) or "") for name in _GROUP).strip()
+            if not group and not is_of_all:
+                made.left_out = True
+                continue
+            kind = (step, group, event["name"])
+            numbers[kind] += 1
+            made.collectives[(*kind, numbers[kind])] = span
         return made
 
     def shown(self, base: float, offset: float) -> Iterator[Json]:
@@ -94,6 +105,15 @@ class RankTrace:
                 continue  # what PyTorch says of the profile itself
             moved = event | {"pid": self.rank, "ts": float(event["ts"]) + self.base - base + offset}
             yield moved | ({"id": f"{self.rank}.{event['id']}"} if "id" in event else {})
+
+
+def has_subgroups(content: Json) -> bool:
+    """Return whether the rank of a trace is in process groups of different ranks; those of itself alone are none."""
+    info = content.get("distributedInfo")
+    configured = info.get("pg_config") if isinstance(info, dict) else None
+    configs = [each for each in configured if isinstance(each, dict)] if isinstance(configured, list) else []
+    ranks = (each.get("ranks") for each in configs)
+    return len({str(sorted(each)) for each in ranks if isinstance(each, list) and len(each) != 1}) > 1
 
 
 def _is_timed(event: Json) -> bool:
@@ -178,7 +198,7 @@ def waits(ranks: Mapping[int, Spans]) -> tuple[list[Wait], dict[int, float], dic
                     heapq.heappop(longest)
     found = [
         Wait(rank=rank, seconds=length / 1e6, collective=name, step=step, for_rank=last)
-        for length, rank, last, (step, name, _) in sorted(longest, reverse=True)
+        for length, rank, last, (step, _, name, _) in sorted(longest, reverse=True)
     ]
     return found, {rank: _covered(spans) / 1e6 for rank, spans in times.items()}, blamed
 

@@ -22,7 +22,8 @@ class NodeProgress:
         pause: of a pause that is much longer than a step and than those before; else None.
         slow: the rank for which the others wait in each step; else None.
         diverged: which of their parameters differ between the ranks; else None.
-        agreed_step: at this step, or later, each of them was found equal; None before all were compared.
+        agreed_step: at this step, or later, each of them was found equal; None before all were compared, or if one
+            cannot be.
     """
 
     def __init__(self, world_size: int) -> None:

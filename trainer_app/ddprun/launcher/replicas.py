@@ -90,8 +90,8 @@ class Replicas:
     agreed: int | None = None
     agreed_time: float | None = None
     _records: dict[int, dict[tuple[int, int], Digests]] = field(default_factory=dict)
-    # By optimizer and layout: the last step of each group, and its time.
-    _compared: dict[tuple[int, int], dict[int, tuple[int, float]]] = field(default_factory=dict)
+    # By optimizer and layout: the number of groups, and of each the last step that was compared, and its time.
+    _compared: dict[tuple[int, int], tuple[int, dict[int, tuple[int, float]]]] = field(default_factory=dict)
     _agreed: dict[_Tensor, int] = field(default_factory=dict)  # the last step
     _differ: dict[_Tensor, _Difference] = field(default_factory=dict)
     _turns: int = 0
@@ -132,12 +132,11 @@ class Replicas:
         proven = [tensor for tensor, each in self._differ.items() if each.is_proven]
         if self.verdict is None or self.verdict.tensor not in proven:
             self.verdict = self._proven(min(proven, key=lambda each: self._differ[each].step)) if proven else None
-        own = self._compared.setdefault((first.optimizer, first.layout), {})
+        _, own = self._compared.setdefault((first.optimizer, first.layout), (first.groups, {}))
         own[first.group] = first.step, first.time
-        if len(own) == first.groups and not self._differ:
-            rounds = [steps.values() for steps in self._compared.values()]
-            recent = [steps for steps in rounds if max(steps) >= min(own.values())]  # earlier models are not trained
-            self.agreed, self.agreed_time = min(map(min, recent))
+        rounds = self._compared.values()
+        if not self._differ and all(len(steps) == groups for groups, steps in rounds):
+            self.agreed, self.agreed_time = min(min(steps.values()) for _, steps in rounds)
 
     def _forget_others(self, first: Digests) -> None:
         """Forget tensors that are not compared any more: of another layout, or of an optimizer that steps no more."""
