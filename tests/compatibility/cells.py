@@ -12,6 +12,7 @@ from tests.compatibility.runs import Outcome
 
 COLUMNS = ("Runs", "Fault named", "Hang named", "Progress")
 _STOPPED = 75
+_ALARM = re.compile(r"(?m)^warning: ((?:slow|replicas diverged): .*)$")
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ Row = dict[str, Cell]
 
 
 def runs(program: Program, torchrun: Outcome, ddprun: Outcome) -> Cell:
-    """Return whether both ran to the end with equal losses."""
+    """Return whether both ran to the end with equal losses, and ddprun warned of no rank."""
     for name, outcome in (("torchrun", torchrun), ("ddprun", ddprun)):
         if not _succeeded(program, outcome, name):
             return Cell(False, f"{_ending(outcome)}{' under torchrun, too' if name == 'torchrun' else ''}")
         if len(outcome.losses) < program.count:
             return Cell(False, f"{len(outcome.losses)} of {program.count} losses under {name}")
+    if alarms := _ALARM.findall(ddprun.output):
+        return Cell(False, f"`{alarms[0]}`")
     # A program without an end prints more losses before it stops; the pattern finds the first ones of both ranks.
     equal = torchrun.losses == ddprun.losses
     return Cell(equal, f"{len(ddprun.losses)} losses {'equal' if equal else 'differ from'} torchrun's")

@@ -127,7 +127,7 @@ class NodeRanks:
         """Show in the log, and in the progress report, that the ranks do not have the same parameters."""
         self._progress.diverged = None
         if found is None:
-            launcher_line("the ranks have the same parameters again")
+            launcher_line("the parameters of the ranks are not seen to differ any more")
             return
         name, nproc = self._tensor_name(found), self._ranks.nproc_per_node
         message, rank = found.message(name, nproc), found.ranks[0] if found.ranks else None
