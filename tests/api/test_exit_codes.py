@@ -11,6 +11,6 @@ def codes(module: ModuleType) -> dict[str, int]:
 
 
 def test_operator_and_trainer_give_an_exit_code_the_same_meaning() -> None:
-    assert len(codes(exit_codes)) == 12
+    assert len(codes(exit_codes)) == 11
     assert codes(exit_codes).items() <= codes(ddprun.exit_codes).items()
     assert len(codes(ddprun.exit_codes)) == 14

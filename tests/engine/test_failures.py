@@ -80,6 +80,7 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "not finite": (failed(79, kind="NotFinite", message="m"), {}, "NotFinite", RESTART),
     "stopped": (failed(75, kind="Stopped", outcome="stopped", message="m"), {}, "Stopped", FREE),
     "a rank differs": (failed(81, kind="ReplicasDiverged", message="m", rank=2), {}, "ReplicasDiverged", RESTART),
+    "a script's own code 81": (failed(81, kind="SystemExit", message="m", rank=2), {}, "SystemExit", RESTART),
     "ranks differ": (failed(81, kind="ReplicasDiverged", message="m"), {}, "ReplicasDiverged", RESTART),
     "superseded": (failed(80, kind="Superseded", message="m"), {}, "Superseded", FREE),
     "exited early": (failed(1, kind="ExitedEarly", exception="ExitedEarly", message="m"), {}, "ExitedEarly", RESTART),

@@ -282,8 +282,8 @@ class ReplicaAudit:
         )
         self._has_no_sync = False
         groups = sum(map(bool, known.groups)) + known.is_partial << _GROUPS_AT
-        numbers = [
-            known.number, known.count, self._step(), known.layout, known.count % len(known.groups),
+        numbers: list[Any] = [  # on a GPU, the values may be read much later
+            monotonic(), known.number, known.count, self._step(), known.layout, known.count % len(known.groups),
             _settings(optimizer), is_unsynchronized * _NO_SYNC | _masks(tensors) | groups,
         ]  # fmt: skip
         found = torch.stack([digest.view(torch.int64) for digest in digests])
@@ -304,18 +304,16 @@ class ReplicaAudit:
             numbers, host, _ = self._unread.pop(0)
             self._write(numbers, host.tolist())
 
-    def _write(self, numbers: Sequence[int], found: Sequence[int]) -> None:
+    def _write(self, numbers: Sequence[Any], found: Sequence[int]) -> None:
         """found: two digests of each tensor, and that of the gradients."""
-        optimizer, count, step, layout, group, settings, flags = numbers
+        at, optimizer, count, step, layout, group, settings, flags = numbers
         *digests, gradients = found
         values = [_combined(*pair) for pair in zip(digests[::2], digests[1::2], strict=True)]
         values += [0] * (MOST - len(values))
         self._number += 1
         place = self._number % _KEPT * _RECORD.size
-        now = monotonic()
         _RECORD.pack_into(
-            self._memory, place, now, optimizer, count, now, step, layout, group, settings, gradients, flags,
-            *values, now,
+            self._memory, place, at, optimizer, count, at, step, layout, group, settings, gradients, flags, *values, at,
         )  # fmt: skip
 
     def _arrange(self, known: _Optimizer, optimizer: Any, modules: Sequence[Any]) -> None:

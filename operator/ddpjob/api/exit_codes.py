@@ -14,7 +14,5 @@ MISMATCH: Final = 78
 NOT_FINITE: Final = 79
 SUPERSEDED: Final = 80
 """The trainer saw a newer run in its checkpoint directory."""
-DIVERGED: Final = 81
-"""The ranks had different parameters."""
 SIGNAL_BASE: Final = 128
 """A process that signal n ended has exit code 128 + n."""

@@ -287,8 +287,8 @@ class DDPJobSpec(ApiModel):
     """What follows when the ranks have different parameters (docs/tasks/scripts.md). Report: only a report.
 
     Restart: a restart that counts. `ddprun` sets aside the checkpoints that were saved since all ranks agreed, so
-    training continues from the one before; without one it goes on. If only one rank differs, and no mistake in the
-    script explains it, the Kubernetes node of that rank is suspected.
+    training continues from the one before; if all are from after, it goes on. If only one rank differs, and no mistake
+    in the script explains it, the Kubernetes node of that rank is suspected.
     """
     success_policy: Literal["AllNodes", "NodeZero"] = "AllNodes"
     """AllNodes: the job succeeds when every node's trainer exits with 0. NodeZero: when node 0's does."""

@@ -34,6 +34,8 @@ from ddpjob.engine.raised import DEVICE_FAILED, has_failed_device, is_of_program
 
 NOT_FINITE = "NotFinite"
 """Reason of a failure, and of a training that goes on, whose loss is NaN or infinite; also the trainer's."""
+REPLICAS_DIVERGED = "ReplicasDiverged"
+"""Reason of a failure, and of a training that goes on, whose ranks have different parameters; also the trainer's."""
 DIVERGED = "the training diverged, or a device computed wrong values"
 PEER_LOST = "PeerLost"  # also the trainer's
 COMPLETION_EXCEEDED = "CompletionDeadlineExceeded"
@@ -366,8 +368,8 @@ TABLE: tuple[Judgement, ...] = (
     Judgement(
         "",
         "the trainer reports that the parameters of one rank differ from those of the others, and that no mistake in "
-        "the script explains it (exit code 81, with `onDivergence: Restart`)",
-        lambda e, _: e.report.code == exit_codes.DIVERGED and e.report.rank is not None,
+        "the script explains it (`ReplicasDiverged`, with `onDivergence: Restart`)",
+        lambda e, _: e.report.kind == REPLICAS_DIVERGED and e.report.rank is not None,
         node_suspected=True,
         hint="a bit of this rank's memory has changed, or only this rank's code differs",
         next="look for code that writes to the tensor on one rank; else ask an administrator to test the memory of "
@@ -376,11 +378,11 @@ TABLE: tuple[Judgement, ...] = (
     ),
     Judgement(
         "",
-        "the trainer reports that the parameters of the ranks differ by a mistake in the script (exit code 81)",
-        _reports(exit_codes.DIVERGED),
+        "the same without a rank: a mistake in the script explains it, or no value has a majority",
+        lambda e, _: e.report.kind == REPLICAS_DIVERGED,
         action="RestartOnce",
-        hint="the mistake in the message",
-        next="correct the script, and create the job again",
+        hint="the likely cause in the message",
+        next="correct the script, if it is the cause, and create the job again",
     ),
     Judgement(
         DEVICE_FAILED,

@@ -13,6 +13,7 @@ from ddpjob.api.times import seconds_between
 from ddpjob.engine.actions import Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.attempt import seconds_running, whole_second_after
+from ddpjob.engine.failures import REPLICAS_DIVERGED as REPLICAS_DIVERGED
 from ddpjob.engine.progress import LOSSES_TO_REPORT, loss_status
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import gangs, guard
@@ -24,7 +25,6 @@ TRAINING_STALLED = "TrainingStalled"
 """All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
 TRAINING_SLOW = "TrainingSlow"
 """All nodes run, and the launcher reports for which rank the others wait in each step; also of an avoided node."""
-REPLICAS_DIVERGED = "ReplicasDiverged"
 """All nodes run, and their launchers report that the ranks do not have the same parameters; nothing follows from it."""
 LOSS_NOT_FINITE = "LossNotFinite"
 """All nodes run, and the loss in several reports is NaN or infinite; nothing follows from it."""

@@ -1,17 +1,22 @@
 """What follows from replicas that diverged, with ``--on-divergence restart``: back to a save at which all ranks agreed.
 
-Node 0 sets aside the checkpoints that were saved since, as ``*.diverged``. If the machine of one rank may be the cause,
-the launcher of its node then ends its ranks with the failure, so that the operator suspects that node; else node 0's
-does. Nothing is ended if no save from before is left, because the training would begin again from nothing.
+Node 0 sets aside the checkpoints that this life has saved since, as ``*.diverged``. If the machine of one rank may be
+the cause, the launcher of its node then ends its ranks with the failure, so that the operator suspects that node; else
+node 0's does. If all saves of the training are from after, none is set aside, and nothing is ended.
+
+Which saves are from before follows from one clock, the monotonic one of node 0: a save counts if its report was seen
+before the last comparison in which all ranks agreed. Times in files are of the machines of other attempts, too.
 """
 
+import collections
 import json
-import os
+import socket
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
-from ddprun.checkpoint_files import all_manifests, checkpoint_file, set_aside
+from ddprun.checkpoint_files import all_manifests, manifests, set_aside
 from ddprun.errors import ReplicasDiverged
 from ddprun.files import Json
 from ddprun.launcher.node_progress import NodeProgress
@@ -24,7 +29,11 @@ from ddprun.settings import Settings
 
 SUFFIX = "diverged"
 _VOLUME = 5.0  # seconds for the volume to rename the files
-_AGAIN = 10.0  # seconds between attempts: to reach the volume, and to tell the other node
+_LOOK = 1.0  # seconds between looks at the saves and the verdict
+_AGAIN = 10.0  # seconds until the volume is tried again, and for the other node to end its ranks
+_SET_BACK = 1.0  # seconds that a clock may be set back while a life begins
+
+_Save = tuple[int, int]  # run and step
 
 
 class DivergenceWatch:
@@ -34,13 +43,17 @@ class DivergenceWatch:
         is_suspect: the machine of a rank of this node may be the cause.
     """
 
-    def __init__(self, settings: Settings, table: NodeRanks, progress: NodeProgress, peers: Peers) -> None:
-        self._restarts = settings.on_divergence == "restart"
-        self._base = os.environ.get("DDPJOB_CHECKPOINT_DIR") or settings.checkpoint_dir
-        self._table, self._progress, self._peers = table, progress, peers
-        self._began = time.time()
-        self._agreed: float | None = None  # since then saves do not count; None before it is decided to go back
-        self._next, self._has_refused = 0.0, False
+    def __init__(
+        self, settings: Settings, table: NodeRanks, progress: NodeProgress, peers: Peers, *, life: int
+    ) -> None:
+        self._restarts, self._root = settings.on_divergence == "restart", Path(settings.checkpoint_dir or ".")
+        self._table, self._progress, self._peers, self._life = table, progress, peers, life
+        self._began, self._next = time.time(), 0.0
+        self._seen = collections.deque[tuple[float, _Save]]()  # not known yet to be from before
+        self._last: _Save | None = None  # that was seen
+        self._good: _Save | None = None  # the last that was seen while all ranks agreed
+        self._is_refused = False
+        self._decided: Json | None = None  # the failure of another node, which it was told
         self.is_suspect = False
         peers.diverged = None  # of the life before
 
@@ -49,89 +62,101 @@ class DivergenceWatch:
         if (told := self._peers.diverged) is not None:
             self.is_suspect, self._peers.diverged = True, None
             return _report(told)
+        if not self._restarts or not self._peers.is_leader or time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + _LOOK
+        self._note_saves()
+        if self._decided is not None:  # the other node has not ended its ranks
+            return _report(self._decided | {"rank": None})
         shown, verdict = self._progress.diverged, self._table.diverged
-        if not self._restarts or shown is None or verdict is None or time.monotonic() < self._next:
+        if shown is None or verdict is None:
+            self._is_refused = False
             return None
-        self._next = time.monotonic() + _AGAIN
-        if not self._goes_back(verdict.step):
+        if self._is_refused or not self._goes_back(verdict.step):
             return None
-        suspect = verdict.suspect
-        found = {"step": shown["step"], "rank": suspect, "message": shown["message"]}
-        if suspect is not None and shown["node"] != self._peers.node:
-            self._peers.tell_diverged(shown["node"], found)
-            return None
-        self.is_suspect = suspect is not None
-        return _report(found)
+        found = {"step": shown["step"], "rank": verdict.suspect, "message": shown["message"]}
+        if verdict.suspect is None or shown["node"] == 0:
+            self.is_suspect = verdict.suspect is not None
+            return _report(found)
+        if not self._peers.tell_diverged(shown["node"], found):
+            return _report(found | {"rank": None})
+        self._decided, self._next = found, time.monotonic() + _AGAIN
+        return None
 
     def finish(self) -> None:
-        """Set aside what was saved until rank 0 has ended."""
-        if self._agreed is not None:
-            self._set_aside()
+        """Set aside what was saved until the ranks have ended without success."""
+        differs = self._decided is not None or self._table.diverged is not None
+        if self._restarts and self._peers.is_leader and differs and not self._is_refused:
+            self._note_saves()
+            if self._set_aside() is None:
+                launcher_line("warning: the volume does not answer: the newest checkpoint may be of ranks that differ")
+
+    def _note_saves(self) -> None:
+        saved, agreed = self._progress.snapshot().get("checkpoint") or {}, self._table.agreed_time
+        match saved:
+            case {"run": int(run), "step": int(step)} if (run, step) != self._last:
+                self._last = run, step
+                self._seen.append((time.monotonic(), self._last))
+        while self._seen and agreed is not None and self._seen[0][0] <= agreed:
+            self._good = self._seen.popleft()[1]
 
     def _goes_back(self, step: int) -> bool:
-        agreed = self._table.agreed_time
-        self._agreed = self._began if agreed is None else time.time() - (time.monotonic() - agreed)
         found = self._set_aside()
         if found is None:
-            launcher_line(
-                "warning: the volume of the checkpoints does not answer, so the training is not restarted yet"
-            )
+            launcher_line("warning: the volume of the checkpoints does not answer: the training is not restarted yet")
+            self._next = time.monotonic() + _AGAIN
         elif not found["isLeft"]:
-            if not self._has_refused:
-                launcher_line(f"warning: no checkpoint from before step {step} is left, so the training goes on")
-            self._has_refused = True
-        if found is None or not found["isLeft"]:
-            self._agreed = None
-            return False
-        return True
+            launcher_line(f"warning: {found['why']} from before step {step}, so the training goes on")
+            self._is_refused = True
+        return found is not None and bool(found["isLeft"])
 
     def _set_aside(self) -> Json | None:
         """Set aside the saves of this life since the ranks agreed; None if the volume did not answer."""
-        saved, since = self._progress.snapshot().get("checkpoint") or {}, self._agreed or 0.0
-        root = _root_of(self._base, saved)
-        if root is None:  # the script loads what it has saved in its own way
-            return {"isLeft": True, "names": []}
-        found: Json | None = run_with_timeout(_VOLUME, lambda: go_back(root, saved["run"], since))
+        good = self._good
+        found: Json | None = run_with_timeout(
+            _VOLUME, lambda: go_back(self._root, good, life=self._life, since=self._began - _SET_BACK)
+        )
         if found and found["names"]:
             what = f"{', '.join(found['names'][:3])}{' and more' if len(found['names']) > 3 else ''}"
             launcher_line(f"checkpoints since the replicas diverged are set aside as *.{SUFFIX}: {what}")
         return found
 
 
-def _root_of(base: str, saved: Json) -> Path | None:
-    """Return the directory of the checkpoint that the ranks have reported; None if it is not of this project's form."""
-    match saved:
-        case {"path": str(path), "run": int(run), "step": int(step)} if base:
-            root = Path(base, path).parent.parent
-            return root if checkpoint_file(root, run, step) == Path(base, path) else None
-    return None
-
-
-def go_back(root: Path, run: int, since: float) -> Json:
-    """Set aside the checkpoints of a run that were saved after ``since``, unless no other checkpoint would be left.
+def go_back(root: Path, good: _Save | None, *, life: int, since: float) -> Json:
+    """Set aside the checkpoints of this life that are newer than ``good``, unless no other would be left.
 
     Args:
-        since: seconds since 1970, on the clock of the machine that saves.
+        root: has the checkpoints, or directories with them.
+        good: run and step of the newest from before; of an earlier run, or None, if this life has none.
+        since: the time at which the life began, on this machine's clock.
     Raises:
         OSError: the volume refused.
     """
-    later = [path for path in _newest_first(root, run) if _time(path) > since]
-    others = any(path not in later for _, _, path in all_manifests(root))
-    for path in later if others else ():
+    claimed = list(_claimed(root, life, since))
+    if not claimed:  # nothing was saved, or by the script in its own way
+        return {"isLeft": True, "names": []}
+    if len(claimed) > 1:
+        return {"isLeft": False, "names": [], "why": "the script saves into several directories: none is known to be"}
+    [(folder, run)] = claimed
+    later = [path for step, path in manifests(folder, run) if good is None or good[0] != run or step > good[1]]
+    if later and not any(path not in later for _, _, path in all_manifests(folder)):
+        return {"isLeft": False, "names": [], "why": "no checkpoint is left"}
+    for path in later:
         set_aside(path, SUFFIX)
-    return {"isLeft": others or not later, "names": [path.stem for path in later] if others else []}
+    return {"isLeft": True, "names": [path.stem for path in later]}
 
 
-def _newest_first(root: Path, run: int) -> Iterator[Path]:
-    return (path for number, _, path in all_manifests(root) if number == run)
-
-
-def _time(manifest: Path) -> float:
-    """Return when a checkpoint was saved; 0 if it is not known, and of a damaged one, which a start sets aside."""
-    try:
-        return float(json.loads(manifest.read_bytes())["time"])
-    except (ValueError, KeyError, TypeError, FileNotFoundError, RecursionError):
-        return 0.0
+def _claimed(root: Path, life: int, since: float) -> Iterator[tuple[Path, int]]:
+    """Yield directory and number of each run that rank 0 of this life has claimed."""
+    host = socket.gethostname()
+    for file in chain(root.glob("run-*/owner.json"), root.glob("*/run-*/owner.json")):
+        try:
+            owner = json.loads(file.read_bytes())
+            is_own = (owner["host"], owner["life"]) == (host, life) and owner["time"] >= since
+        except (ValueError, KeyError, TypeError, FileNotFoundError, RecursionError):
+            continue
+        if is_own:
+            yield file.parent.parent, int(file.parent.name.removeprefix("run-"))
 
 
 def _report(found: Json) -> Report:

@@ -197,7 +197,8 @@ def with_root_cause(report: Report, node: Mapping[str, Any]) -> Report:
         node: the content of the other node's ``node-*.json``.
     """
     other = node["report"]
-    cause = f"rank {other.get('rank')} failed with code {other.get('code')}: {other.get('message')}"
+    who = f"node {node['node']}" if other.get("rank") is None else f"rank {other['rank']}"
+    cause = f"{who} failed with code {other.get('code')}: {other.get('message')}"
     root = {"node": node["node"]} | {key: other[key] for key in _ROOT_FIELDS if other.get(key) is not None}
     return {**report, "message": f"{report.get('message')}; the cause: {cause}", "root": root}
 

@@ -412,10 +412,11 @@ class Peers:
             for rank, (sums, digests) in records.items()
         }})  # fmt: skip
 
-    def tell_diverged(self, node: int, found: Json) -> None:
-        """Of node 0: make the node end its ranks, because the parameters of one differ (``divergence``)."""
+    def tell_diverged(self, node: int, found: Json) -> bool:
+        """Of node 0: make the node end its ranks, because one differs. Returns whether it is connected."""
         if node in self._nodes:
             self._nodes[node].send({"diverged": found})
+        return node in self._nodes
 
     def _begin(self, *, is_look: bool = False) -> None:
         if self._missing or self.is_asked:

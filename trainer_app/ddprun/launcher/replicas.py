@@ -136,7 +136,9 @@ class Replicas:
         own[first.group] = first.step, first.time
         rounds = self._compared.values()
         if not self._differ and all(len(steps) == groups for groups, steps in rounds):
-            self.agreed, self.agreed_time = min(min(steps.values()) for _, steps in rounds)
+            oldest = [each for _, groups in rounds for each in groups.values()]
+            # A script may report steps that begin again in each epoch.
+            self.agreed, self.agreed_time = map(min, zip(*oldest, strict=True))
 
     def _forget_others(self, first: Digests) -> None:
         """Forget tensors that are not compared any more: of another layout, or of an optimizer that steps no more."""

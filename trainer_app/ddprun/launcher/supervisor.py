@@ -86,7 +86,7 @@ class Supervisor:
             self._detector, services.peers, services.progress, self.reports, services.look,
             nodes=self.ranks.nnodes, is_told_to_stop=self._is_stopping,
         )  # fmt: skip
-        self._replicas = DivergenceWatch(settings, services.table, services.progress, services.peers)
+        self._replicas = DivergenceWatch(settings, services.table, services.progress, services.peers, life=self.life)
         self._agreed = services.agreement
         self._hangs = False  # a rank of this node hangs, and all nodes are asked for their stacks
         self._orphans = Orphans()
@@ -190,7 +190,8 @@ class Supervisor:
                 while self._read(worker, descriptor, last=True):
                     pass
         self._orphans.remove_shared_memory()
-        self._replicas.finish()
+        if any(processes.report_of(worker)["code"] for worker in self._workers):
+            self._replicas.finish()
 
     def _agree(self) -> None:
         """Hear what the launchers of the group agree on, and end the ranks if it is their end."""
