@@ -32,6 +32,8 @@ SHARED = {
     "reference": Trials.of(1, reference),
 }
 """Trials with fixtures of the same names, for several modules."""
+LONGEST = ("nodes", "verbs")
+"""Modules whose trials take longest: they start before the others."""
 _installed: list[Installation] = []
 
 
@@ -112,6 +114,7 @@ def trials(
     for module in {item.getparent(pytest.Module).obj: None for item in items}:
         if hasattr(module, "TRIALS"):
             started[module.__name__.rpartition("_")[2]] = module.TRIALS
+    started = {name: started[name] for name in (*LONGEST, *started) if name in started}
     with ExitStack() as stack:
         outcomes: dict[str, Future[Any]] = {}
         for name, of_module in started.items():

@@ -44,6 +44,11 @@ _SHUTDOWN = f"dbus-send --system {_LOGIND}.PrepareForShutdown boolean:"
 _INHIBITORS = f"dbus-send --system --print-reply --dest=org.freedesktop.login1 {_LOGIND}.ListInhibitors"
 
 
+def terms(*names: str) -> Json:
+    """Return a term of an affinity that selects these nodes."""
+    return {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [*names]}]}
+
+
 def run_on(node: str, script: str) -> str:
     """Run a shell script on a node and return its output. Raises CommandError."""
     return docker("exec", node, "sh", "-c", script, engine=ensure_engine(), timeout=60).stdout
@@ -138,7 +143,8 @@ def broken_hook(node: str) -> Iterator[None]:
     try:
         yield
     finally:
-        run_on(node, f"mv {runc}.real {runc}")
+        # The copy stays for a program with the hook that has started and not called it yet.
+        run_on(node, f"cp --preserve {runc}.real {runc}.new && mv {runc}.new {runc}")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.namespace import local_volume
 from tests.e2e.trials import (
+    NOT_IN_PLACE,
     STEPS,
     WITH_RESTARTS_IN_PLACE,
     Act,
@@ -23,6 +24,7 @@ from tests.e2e.trials import (
     assert_recovered,
     assert_resumed_from_the_newest_checkpoint,
 )
+from tests.kind.cluster import Cluster
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
@@ -91,9 +93,24 @@ def refused_by_kubelet(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
+def hook_broken(trial: Trial) -> Outcome:
+    """After the training has begun, no container of the job starts on a node that the scheduler prefers."""
+    node = trial.cluster.workers[0]
+    preferred = [{"weight": 100, "preference": nodes.terms(node)}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    env = [*WITH_RESTARTS_IN_PLACE, *NOT_IN_PLACE, *nodes.BROKEN_HOOK]
+    trial.apply(template={"spec": {"affinity": affinity}}, env=env)
+    trial.until_trained()
+    assert node in {pod["spec"]["nodeName"] for pod in trial.pods().values()}
+    with nodes.broken_hook(node):
+        trial.kill_rank(1)
+        return trial.until_finished()
+
+
 # Those that mostly wait come first, then those that take longest.
 TRIALS = Trials.of(
     7,
+    hook_broken,
     rank_killed,
     soak=(
         rank_stopped,
@@ -144,6 +161,15 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     assert failure["next"]
     assert failure["nodeName"]
     assert_resumed_from_the_newest_checkpoint(done)
+    assert_recovered(done, undisturbed)
+
+
+def test_node_on_which_no_container_starts_costs_no_job(outcome: Wait, cluster: Cluster, undisturbed: Outcome) -> None:
+    done: Outcome = outcome(hook_broken)
+    assert done.status["state"] == "Succeeded", done.status
+    where = {(f["reason"], f["nodeName"]) for f in done.status["failures"][1:]}
+    assert where == {("StartError", cluster.workers[0])}
+    assert "hook" in done.status["failures"][1]["message"]
     assert_recovered(done, undisturbed)
 
 

@@ -114,8 +114,9 @@ def commands(trial: Trial) -> None:
         editor = User(kubeconfig_of(trial, "edit", here), here)
         viewer = User(kubeconfig_of(trial, "view", here), here)
         viewer.is_refused("submit", "job.yaml")
-        from_files(editor)
+        assert editor.read("get")["items"] == []
         editor("submit", "job.yaml")
+        from_files(editor)  # while the job starts
         editor("wait", trial.name, "--for", "running", "--timeout", "300")
         viewer("wait", trial.name, "--timeout", "0", code=101)
         trial.until_trained()
@@ -140,7 +141,6 @@ def from_files(user: User) -> None:
     assert (kinds.count("Pod"), kinds.count("Service")) == (2, 1), kinds
     (user.folder / "converted.yaml").write_text(user("convert", str(PYTORCHJOB)))
     assert user("submit", "converted.yaml", "--dry-run", "server", "-o", "name").strip()
-    assert user.read("get")["items"] == []
 
 
 def stop_and_start(trial: Trial, editor: User, viewer: User, logs: Path) -> None:

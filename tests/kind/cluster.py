@@ -129,14 +129,16 @@ def up(name: str = DEFAULT_NAME, *, workers: int = WORKERS, images: Sequence[str
         stores = []
     config = cluster_config.kind_config(cluster.shared_dir, cluster_config.mnist_dir(), workers, stores)
     programs = [str(binary(name).parent.name) for name in ("kind", "provisioner")]
-    inputs = digest(config, image or "", *programs, files=[cluster_config.PROVISIONER])
+    inputs = digest(config, cluster_config.API_SERVER_PATCH, image or "", *programs, files=[cluster_config.PROVISIONER])
     note = _folder(name) / "inputs"
     with locked(f"cluster-{name}"):
         if note.exists() and note.read_text() == inputs and _healthy(cluster):
             return cluster
         with step(f"creating the kind cluster {name}"):
             _delete(engine, name)
-            cluster.shared_dir.mkdir(parents=True)
+            patches = cluster.shared_dir / cluster_config.POD_PATCHES
+            patches.mkdir(parents=True)
+            (patches / "kube-apiserver+strategic.yaml").write_text(cluster_config.API_SERVER_PATCH)
             if stores and image is not None:
                 ids = {tag: image_id(tag, engine=engine) or "" for tag in images}
                 store = node_store.filled(engine, image, ids)

@@ -12,6 +12,8 @@ from typing import Any
 SHARED_MOUNT = "/ddpjob-shared"
 DATA_MOUNT = "/ddpjob-data"
 CONTAINERD = "/var/lib/containerd"
+POD_PATCHES = "kubeadm"
+"""The folder of kubeadm's patches of static pods, within the shared folder."""
 PROVISIONER = Path(__file__).with_name("provisioner.yaml")
 
 # Within 198.18.0.0/15, reserved for benchmarks between networks (RFC 2544): no real network uses it.
@@ -20,24 +22,31 @@ SERVICE_SUBNET = "198.18.128.0/20"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
+# The version that kind writes for this Kubernetes: a patch of another version has no effect.
 # No fsync in etcd: its data need not survive a crash of the machine. No leader election: there is one control plane.
-# GOGC: the API server spends a quarter of its CPU time on garbage that the machine has memory for.
+# A node that does not respond for 20 s is lost (50 s by default), and kubelet renews its lease every 5 s, not 10 s.
 _KUBEADM_PATCH = """\
-apiVersion: kubeadm.k8s.io/v1beta4
+apiVersion: kubeadm.k8s.io/v1beta3
 kind: ClusterConfiguration
-apiServer:
-  extraEnvs:
-    - {name: GOGC, value: "300"}
 etcd:
   local:
-    extraArgs:
-      - {name: unsafe-no-fsync, value: "true"}
+    extraArgs: {unsafe-no-fsync: "true"}
 controllerManager:
-  extraArgs:
-    - {name: leader-elect, value: "false"}
+  extraArgs: {leader-elect: "false", node-monitor-grace-period: 20s}
 scheduler:
-  extraArgs:
-    - {name: leader-elect, value: "false"}
+  extraArgs: {leader-elect: "false"}
+"""
+_INIT_PATCH = f"""\
+apiVersion: kubeadm.k8s.io/v1beta3
+kind: InitConfiguration
+patches: {{directory: {SHARED_MOUNT}/{POD_PATCHES}}}
+"""
+# The API server spends a quarter of its CPU time on garbage that the machine has memory for.
+API_SERVER_PATCH = """\
+spec:
+  containers:
+    - name: kube-apiserver
+      env: [{name: GOGC, value: "300"}]
 """
 
 # On a node with systemd-logind, kubelet ends the pods in time when the machine shuts down.
@@ -46,6 +55,7 @@ apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 shutdownGracePeriod: 40s
 shutdownGracePeriodCriticalPods: 10s
+nodeLeaseDurationSeconds: 20
 """
 
 
@@ -78,7 +88,7 @@ def kind_config(shared_dir: Path, data_dir: Path | None, workers: int, stores: S
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "networking": {"podSubnet": POD_SUBNET, "serviceSubnet": SERVICE_SUBNET, "apiServerAddress": "127.0.0.1"},
-        "kubeadmConfigPatches": [_KUBEADM_PATCH, _KUBELET_PATCH],
+        "kubeadmConfigPatches": [_KUBEADM_PATCH, _INIT_PATCH, _KUBELET_PATCH],
         "nodes": nodes,
     }
     return json.dumps(config, indent=1)
