@@ -5,7 +5,7 @@ from typing import Literal
 
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
-from ddpjob.engine import obstacles
+from ddpjob.engine import failures, obstacles
 from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import RESIZED, RESTART_REQUESTED, Decision
 from ddpjob.engine.mistakes import mistakes
@@ -20,7 +20,7 @@ _AS_ASKED = frozenset({RESIZED, RESTART_REQUESTED, NODES_AVAILABLE, NODES_UNAVAI
 _PROBLEMS = frozenset(
     {
         *(obstacles.NODE_NOT_RESPONDING, obstacles.PROGRESS_UNKNOWN, obstacles.TRAINING_STALLED, obstacles.SHARED),
-        *(obstacles.TRAINING_SLOW, obstacles.REPLICAS_DIVERGED, obstacles.LOSS_NOT_FINITE),
+        *(obstacles.TRAINING_SLOW, failures.REPLICAS_DIVERGED, obstacles.LOSS_NOT_FINITE),
         QUEUE_UNAVAILABLE,
     }
 )

@@ -13,7 +13,7 @@ from ddpjob.api.times import seconds_between
 from ddpjob.engine.actions import Obstacle
 from ddpjob.engine.advice import BY_ADMINISTRATOR, DESCRIBE_NODE
 from ddpjob.engine.attempt import seconds_running, whole_second_after
-from ddpjob.engine.failures import REPLICAS_DIVERGED as REPLICAS_DIVERGED
+from ddpjob.engine.failures import REPLICAS_DIVERGED
 from ddpjob.engine.progress import LOSSES_TO_REPORT, loss_status
 from ddpjob.engine.scheduling import adapters as scheduling
 from ddpjob.engine.scheduling import gangs, guard

@@ -11,14 +11,13 @@ from ddpjob.client.verdict.explanation import Evidence, Explanation
 from ddpjob.client.verdict.facts import NO_HEARTBEAT, OF_A_RUN, OVERDUE_SECONDS, Case
 from ddpjob.engine.advice import BY_ADMINISTRATOR
 from ddpjob.engine.attempt import DELETING
-from ddpjob.engine.failures import DIVERGED
+from ddpjob.engine.failures import DIVERGED, REPLICAS_DIVERGED
 from ddpjob.engine.mistakes import trainer_command
 from ddpjob.engine.obstacles import (
     LOSS_NOT_FINITE,
     NO_PROGRESS,
     NODE_NOT_RESPONDING,
     PROGRESS_UNKNOWN,
-    REPLICAS_DIVERGED,
     SHARED,
     TRAINING_SLOW,
     TRAINING_STALLED,
