@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-VERSION = 3
+VERSION = 4
 
 
 def group_secret(env: dict[str, str], *, nnodes: int, nproc: int = 1) -> bytes:

@@ -76,7 +76,8 @@ def test_the_identity_changes_only_with_settings_that_affect_the_weights() -> No
         "checkpoint_dir": "/x", "checkpoint_every": 1, "keep": 9, "device": "cpu", "backend": "gloo", "threads": 3,
         "rendezvous_timeout": 9.0, "collective_timeout": 9.0, "step_delay": 1.0,
         "stall_report": 9.0, "hang_timeout": 9.0, "volume_timeout": 9.0, "debug": True,
-        "log_every": 5, "stop_grace": 9.0, "chaos": "kill:0:1",
+        "log_every": 5, "stop_grace": 9.0, "on_divergence": "restart",
+        "chaos": "kill:0:1",
         "sync": "manual", "accum": 2, "stop_after": 1,
         "tf32": True, "deterministic": True,
     }  # fmt: skip

@@ -147,7 +147,7 @@ def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
     filler = fill(small_disk, leave=30_000)
     seen = run.at_step(13)
     assert "No space left" in seen["checkpointProblem"]
-    assert seen["checkpoint"]["step"] == 4
+    assert seen["checkpoint"]["step"] in (4, 8), "the last before the volume was full"
     filler.unlink()
     assert run.wait() == 0, run.output()
     message = run.message()
