@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,12 @@ def diverged(server: ForkServer, folder: Path, mistake: str = "bit", **env: obje
     argv = folder / "train.py", folder / "go", folder / "plant", mistake
     runs = two_nodes(server, *argv, ranks=2, env=given)
 
-    wait_until(lambda: (answer(runs[0], "progress").get("agreedStep") or 0) >= 40, "all parameters to be equal")
+    wait_until(lambda: answer(runs[0], "progress").get("checkpoint"), "a save")
+    began = time.monotonic()  # the launcher looks at the saves once a second
+    step = wait_until(
+        lambda: time.monotonic() - began > 1.5 and answer(runs[0], "progress")["step"], "the launcher to see the save"
+    )
+    wait_until(lambda: (answer(runs[0], "progress").get("agreedStep") or 0) >= step, "all parameters to be equal since")
     (folder / "plant").touch()
     return runs
 
