@@ -3,11 +3,11 @@
     python -m tests.benchmarks.slow_ranks --phases 300 --clean 200 --results FILE
 
 A run has two to eight ranks on this machine. In a phase, one of them sleeps 10 to 50 ms in one part of each step until
-the launcher names a rank, 30 s at most and 50 steps at least; then no rank sleeps until the verdict is withdrawn. A
-clean run has no slow rank for 30 s after its first steps. Every rank computes on one thread, so with eight ranks on two
-cores the ranks also wait for each other's cores, which must accuse nobody. In the part "throttled", a cgroup gives the
-rank half of the core time that each rank has on this machine without other programs; it needs root and cgroup v1, so it
-is done only if ``--parts`` asks for it.
+the launcher names a rank, for 30 s or 50 steps, whichever is longer; then no rank sleeps until the verdict is
+withdrawn. A clean run has no slow rank for 30 s after its first steps. Every rank computes on one thread, so with eight
+ranks on two cores the ranks also wait for each other's cores, which must accuse nobody. In the part "throttled", a
+cgroup gives the rank half of the core time that each rank has on this machine without other programs; it needs root and
+cgroup v1, so it is done only if ``--parts`` asks for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,12 +32,14 @@ from statistics import median
 
 from ddprun.launcher.slow_ranks import PARTS
 from tests.benchmarks.report import describe_machine, parser_of
+from tests.ddptrain.runs import wait_until
+from tests.processes import free_port
 
 SCRIPT = Path(__file__).with_name("slow_ranks_script.py")
 RANKS, SECONDS, WIDTHS = (2, 3, 4, 6, 8), (0.01, 0.02, 0.03, 0.05), (64, 128, 256)
 SLOW_PARTS = ("data", "forward", "backward", "communication", "script")
 PHASES_OF_RUN = 6
-_LONGEST, _CLEAN, _WARM_UP, _START = 30.0, 30.0, 8.0, 120.0
+_LONGEST, _STEPS, _CLEAN, _WARM_UP = 30.0, 50, 30.0, 8.0
 _NAMED = re.compile(r"slow: .* for rank (\d+) \(node \d+\), (.*)$")
 _OVER = "is not slow any more"
 
@@ -63,12 +66,13 @@ class Run:
     """One group of ranks under ddprun."""
 
     def __init__(self, folder: Path, ranks: int, width: int) -> None:
-        self._file, self.ranks, self.width = folder / "now.json", ranks, width
+        self._file, self.ranks, self.width, self._port = folder / "now.json", ranks, width, free_port()
         self.tell({})
         command = [sys.executable, "-m", "ddprun", "--standalone", "--nproc-per-node", str(ranks), str(SCRIPT)]
         self._process = subprocess.Popen(
             [*command, str(self._file), str(width)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "DDPJOB_PROGRESS_PORT": str(self._port)},
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._follow, daemon=True).start()
@@ -84,12 +88,19 @@ class Run:
         new.write_text(json.dumps(now))
         new.replace(self._file)
 
-    def named(self, seconds: float) -> tuple[int, str] | None:
-        """Return the rank and the part that the launcher names within this time."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+    def step(self) -> int:
+        """Return how many steps rank 0 has made; 0 before the launcher answers."""
+        address = f"http://127.0.0.1:{self._port}/progress"
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5.0) as answer:
+            return int(json.load(answer)["step"])
+        return 0
+
+    def named(self, seconds: float, steps: int = 0) -> tuple[int, str] | None:
+        """Return the rank and the part that the launcher names within this time, or so many steps if that is longer."""
+        end, last = time.monotonic() + seconds, self.step() + steps
+        while (left := end - time.monotonic()) > 0 or self.step() < last:
             with contextlib.suppress(queue.Empty):
-                if (found := _NAMED.search(self._line(left))) is not None:
+                if (found := _NAMED.search(self._line(max(left, 0.1)))) is not None:
                     return int(found[1]), next((part for part, text in PARTS.items() if text == found[2]), found[2])
         return None
 
@@ -122,6 +133,7 @@ def started(rng: random.Random) -> Iterator[Run]:
     with tempfile.TemporaryDirectory(prefix="ddprun-slow-ranks-") as folder:
         run = Run(Path(folder), rng.choice(RANKS), rng.choice(WIDTHS))
         try:
+            wait_until(lambda: run.step() > 0, "the first step")
             yield run
         finally:
             run.close()
@@ -140,7 +152,7 @@ def phases(rng: random.Random, count: int, parts: Sequence[str]) -> Iterator[Pha
                 seconds = 0.5 * min(1.0, (os.cpu_count() or 1) / run.ranks)
             run.tell({"rank": rank, "part": part, "seconds": seconds})
             began = time.monotonic()
-            named = run.named(_LONGEST)
+            named = run.named(_LONGEST, _STEPS)
             after = time.monotonic() - began
             yield Phase(run.ranks, run.width, rank, part, seconds, named, round(after, 1), os.getloadavg()[0])
             run.tell({})

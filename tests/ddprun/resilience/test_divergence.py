@@ -47,7 +47,7 @@ while not seen[0]:
         checkpoints.save(step, model.state_dict())
     seen = torch.tensor([float(os.path.exists(each)) for each in (go, plant)])
     dist.all_reduce(seen)
-    time.sleep(0.005)
+    time.sleep(0.02)
 """
 
 

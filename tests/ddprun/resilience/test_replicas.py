@@ -32,7 +32,7 @@ while not seen[0]:
     is_planted = bool(seen[1])
     seen = torch.tensor([float(os.path.exists(each)) for each in (go, plant)])
     dist.all_reduce(seen)
-    time.sleep(0.005)
+    time.sleep(0.02)
 """
 
 
