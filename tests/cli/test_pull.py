@@ -13,7 +13,7 @@ from tests.cli.program import ROOT, Program, with_volume
 from tests.json_schema import faults
 
 SAVE = """
-import os, pathlib
+import json, os, pathlib
 from ddprun.checkpoint_files import Checkpoints
 from ddprun.reporting.metrics import RowsFile
 root = pathlib.Path(os.environ["DDPJOB_CHECKPOINT_DIR"])
@@ -23,7 +23,10 @@ rows.write(durable=True)
 store = Checkpoints(root, keep=3)
 store.claim({})
 store.save(10, b"ten" * 1000, {"time": 1.7e9})
-store.save(20, b"twenty" * 1000, {"time": 1.7e9})
+last = store.save(20, b"twenty" * 1000, {"time": 1.7e9}).place
+progress = {"schema": 3, "seq": 1, "phase": "done", "step": 20, "checkpoint": last, "agreedCheckpoint": last}
+end = {"schema": 3, "outcome": "succeeded", "code": 0, "rank": 0, "message": "m", "progress": progress}
+pathlib.Path(os.environ["DDPJOB_TERMINATION_LOG"]).write_text(json.dumps(end))
 """
 
 
@@ -62,13 +65,17 @@ def test_checkpoints_are_listed_and_pulled_from_the_directory_of_a_job(ddpjob: P
     assert table[4].startswith("metrics: 1 file, ")
 
     pulled = objects(ddpjob, 0, "pull", "tiny", "--metrics", "--step", "10")
-    assert len(pulled["files"]) == 3
+    assert len(pulled["files"]) == 3 and "agreed" not in pulled, "that is known of the newest only"
     found = Checkpoints(ddpjob.folder / "tiny", keep=3).resume(print)
     assert found is not None
     assert (found[0].step, found[1]) == (10, b"ten" * 1000)
     newest = ddpjob("pull", "tiny", "--to", "here")
     assert newest.code == 0
-    assert newest.out.splitlines()[-1] == f"2 files of tiny (this machine) in {ddpjob.folder / 'here'}"
+    path = listed["checkpoints"][0]["path"]
+    assert newest.out.splitlines()[-2:] == [
+        f"2 files of tiny (this machine) in {ddpjob.folder / 'here'}",
+        f"all ranks agreed: they had the same parameters at {path}",
+    ]
     assert (ddpjob.folder / "here" / listed["checkpoints"][0]["path"]).read_bytes() == b"twenty" * 1000
 
 

@@ -107,6 +107,13 @@ def test_time_of_the_last_checkpoint_is_kept() -> None:
     assert checkpoint(REPORT, first) == first
 
 
+def test_the_newest_checkpoint_at_which_all_agreed_is_kept() -> None:
+    first = checkpoint(REPORT | {"agreedCheckpoint": {"step": 240, "path": "240.pt"}})
+    assert first is not None and (first.agreed_path, first.agreed_step) == ("240.pt", 240)
+    later = checkpoint(REPORT | {"checkpoint": {"step": 260, "path": "260.pt"}}, first)
+    assert later is not None and (later.path, later.agreed_path, later.agreed_step) == ("260.pt", "240.pt", 240)
+
+
 @given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds", "percent", "other"]), junk))
 @example(REPORT | {"phase": "x" * 60_000, "step": 10**4000, "checkpoint": {"run": 3, "step": 250, "files": ["a"] * 9}})
 @example({name: {"run": 3, "step": 250, "path": "x" * 256} for name in ("checkpoint", "resumedFrom")})

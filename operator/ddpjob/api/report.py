@@ -174,7 +174,8 @@ class TrainingReport:
     age_seconds: since the trainer finished the work in this report.
     loss_step: at which the loss was reported: later reports keep the loss. Older launchers do not report it.
     percent: of the training, if the trainer does not compute it from step and total_steps.
-    checkpoint: the last one saved. resumed_from: the one that the attempt continues.
+    checkpoint: the last one saved. resumed_from: the one that the attempt continues. agreed_checkpoint: the newest at
+        which all ranks are known to have had the same parameters.
     saving_seconds: for which saves have blocked the training in this attempt.
     pause: rank 0 has made no step for long. stall: the launcher takes that for a stall. slow: a rank delays each step.
     diverged: the ranks do not have the same parameters.
@@ -197,6 +198,7 @@ class TrainingReport:
     age_seconds: _Number = None
     saving_seconds: _Number = None
     checkpoint: Annotated[ReportedCheckpoint | None, _OrNone] = None
+    agreed_checkpoint: Annotated[ReportedCheckpoint | None, _OrNone] = None
     resumed_from: Annotated[ReportedCheckpoint | None, _OrNone] = None
     pause: Annotated[Pause | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None

@@ -246,6 +246,10 @@ class CheckpointStatus(StatusPart):
     """When the operator first saw the checkpoint reported."""
     resumed_from_step: int | None = None
     """Step of the checkpoint that the current attempt resumed from; absent if it started from zero."""
+    agreed_path: str | None = None
+    """File of the newest checkpoint at which all ranks are known to have had the same parameters."""
+    agreed_step: int | None = None
+    """Its step."""
 
 
 class Failure(FailureFacts, StatusPart):

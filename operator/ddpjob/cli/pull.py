@@ -131,6 +131,8 @@ def pull(
         for file, path in zip(done.files, done.paths, strict=True):
             print(one_line(f"{path}: {size_text(file.bytes)}, sha256 {file.sha256}"))
         print(one_line(f"{number_of(len(done.files), 'file')} of {done.job} ({client.place}) in {done.to}"))
+        if done.agreed:
+            print(one_line(f"all ranks agreed: they had the same parameters at {done.agreed}"))
     if not done.complete:
         print("warning: the volume has more files, which are not copied", file=sys.stderr)
     return 0 if done.complete else _FAILED

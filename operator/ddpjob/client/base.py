@@ -287,7 +287,11 @@ class Client(ABC):
         from ddpjob.client.volume.receive import pull
 
         with self._volume(job, on_progress) as volume:
-            return pull(volume, Path(to or volume.job), steps=steps, metrics=metrics, everything=everything)
+            done = pull(volume, Path(to or volume.job), steps=steps, metrics=metrics, everything=everything)
+        known = self._same(job).status.checkpoint
+        if known is not None and known.agreed_path in {file.path for file in done.files}:
+            return done.model_copy(update={"agreed": known.agreed_path})
+        return done
 
     def ranks(self, job: str | DDPJob) -> "RankTable":
         """Return what each rank does now: step, time of a step, wait for data, memory, last heartbeat.

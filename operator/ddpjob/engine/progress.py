@@ -119,7 +119,13 @@ def checkpoint_status(
     if place is None or place.step is None or place.path is None:
         return before
     time = before.time if before is not None and before.path == place.path else timestamp(now)
-    return CheckpointStatus(path=place.path, step=place.step, time=time, resumed_from_step=resumed_step)
+    agreed_path, agreed_step = (before.agreed_path, before.agreed_step) if before else (None, None)
+    if (agreed := report.agreed_checkpoint) and agreed.path is not None:
+        agreed_path, agreed_step = agreed.path, agreed.step
+    return CheckpointStatus(
+        path=place.path, step=place.step, time=time, resumed_from_step=resumed_step, agreed_path=agreed_path,
+        agreed_step=agreed_step,
+    )  # fmt: skip
 
 
 def furthest(

@@ -79,6 +79,7 @@ def test_the_next_start_continues_from_a_save_at_which_all_agreed(ddptrain: Fork
     begun = [int(line.rpartition(" ")[2]) for line in runs[0].output().splitlines() if "starts at step" in line]
     away = saves(tmp_path, ".diverged")
     assert 20 <= begun[-1] == away[0] - 20, (begun, away)
+    assert answer(runs[0], "progress")["agreedCheckpoint"]["step"] >= begun[-1]
     assert len(away) == len(range(away[0], away[-1] + 20, 20)), "each save since"
     (tmp_path / "go").touch()
     assert [run.wait() for run in runs] == [0, 0]
@@ -122,10 +123,10 @@ def newest(root: Path) -> tuple[int, int] | None:
 @pytest.mark.parametrize("below", ["", "model"])
 @pytest.mark.parametrize(
     ("good", "left"),
-    [((2, 4), (2, 4)), ((2, 3), (2, 3)), ((1, 2), (1, 2)), (None, (1, 2))],
+    [({"run": 2, "step": 4}, (2, 4)), ({"run": 2, "step": 3}, (2, 3)), ({"run": 1, "step": 2}, (1, 2)), (None, (1, 2))],
 )
 def test_only_saves_of_this_life_are_set_aside(
-    tmp_path: Path, below: str, good: tuple[int, int] | None, left: tuple[int, int]
+    tmp_path: Path, below: str, good: dict[str, int] | None, left: tuple[int, int]
 ) -> None:
     saved(tmp_path / below, range(1, 3), host="another machine", time=10**10)
     saved(tmp_path / below, range(3, 6))
@@ -145,7 +146,7 @@ def test_nothing_is_set_aside_if_no_save_is_from_before(tmp_path: Path) -> None:
     assert not go_back(tmp_path, None, life=2, since=99.0)["isLeft"]
     assert newest(tmp_path) == (1, 2)
     saved(tmp_path / "second", range(1, 3))
-    assert not go_back(tmp_path, (1, 1), life=2, since=99.0)["isLeft"], (
+    assert not go_back(tmp_path, {"run": 1, "step": 1}, life=2, since=99.0)["isLeft"], (
         "it is not known which directory is resumed from"
     )
     assert newest(tmp_path) == (1, 2)

@@ -33,8 +33,6 @@ _LOOK = 1.0  # seconds between looks at the saves and the verdict
 _AGAIN = 10.0  # seconds until the volume is tried again, and for the other node to end its ranks
 _SET_BACK = 1.0  # seconds that a clock may be set back while a life begins
 
-_Save = tuple[int, int]  # run and step
-
 
 class DivergenceWatch:
     """One node's part in one life.
@@ -49,9 +47,9 @@ class DivergenceWatch:
         self._restarts, self._root = settings.on_divergence == "restart", Path(settings.checkpoint_dir or ".")
         self._table, self._progress, self._peers, self._life = table, progress, peers, life
         self._began, self._next = time.time(), 0.0
-        self._seen = collections.deque[tuple[float, _Save]]()  # not known yet to be from before
-        self._last: _Save | None = None  # that was seen
-        self._good: _Save | None = None  # the last that was seen while all ranks agreed
+        self._seen = collections.deque[tuple[float, Json]]()  # saves, not known yet to be from before
+        self._last: Json | None = None  # that was seen
+        self._good: Json | None = None  # the last that was seen while all ranks agreed
         self._is_refused = False
         self._decided: Json | None = None  # the failure of another node, which it was told
         self.is_suspect = False
@@ -62,10 +60,13 @@ class DivergenceWatch:
         if (told := self._peers.diverged) is not None:
             self.is_suspect, self._peers.diverged = True, None
             return _report(told)
-        if not self._restarts or not self._peers.is_leader or time.monotonic() < self._next:
+        if not self._peers.is_leader or time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + _LOOK
         self._note_saves()
+        return self._decide() if self._restarts else None
+
+    def _decide(self) -> Report | None:
         if self._decided is not None:  # the other node has not ended its ranks
             return _report(self._decided | {"rank": None})
         shown, verdict = self._progress.diverged, self._table.diverged
@@ -92,13 +93,12 @@ class DivergenceWatch:
                 launcher_line("warning: the volume does not answer: the newest checkpoint may be of ranks that differ")
 
     def _note_saves(self) -> None:
-        saved, agreed = self._progress.snapshot().get("checkpoint") or {}, self._table.agreed_time
-        match saved:
-            case {"run": int(run), "step": int(step)} if (run, step) != self._last:
-                self._last = run, step
-                self._seen.append((time.monotonic(), self._last))
+        saved, agreed = self._progress.snapshot().get("checkpoint"), self._table.agreed_time
+        if saved and saved != self._last:
+            self._last = saved
+            self._seen.append((time.monotonic(), saved))
         while self._seen and agreed is not None and self._seen[0][0] <= agreed:
-            self._good = self._seen.popleft()[1]
+            self._good = self._progress.agreed_checkpoint = self._seen.popleft()[1]
 
     def _goes_back(self, step: int) -> bool:
         found = self._set_aside()
@@ -122,12 +122,12 @@ class DivergenceWatch:
         return found
 
 
-def go_back(root: Path, good: _Save | None, *, life: int, since: float) -> Json:
+def go_back(root: Path, good: Json | None, *, life: int, since: float) -> Json:
     """Set aside the checkpoints of this life that are newer than ``good``, unless no other would be left.
 
     Args:
         root: has the checkpoints, or directories with them.
-        good: run and step of the newest from before; of an earlier run, or None, if this life has none.
+        good: the newest from before, with ``run`` and ``step``; of an earlier run, or None, if this life has none.
         since: the time at which the life began, on this machine's clock.
     Raises:
         OSError: the volume refused.
@@ -138,7 +138,8 @@ def go_back(root: Path, good: _Save | None, *, life: int, since: float) -> Json:
     if len(claimed) > 1:
         return {"isLeft": False, "names": [], "why": "the script saves into several directories: none is known to be"}
     [(folder, run)] = claimed
-    later = [path for step, path in manifests(folder, run) if good is None or good[0] != run or step > good[1]]
+    last = good["step"] if good and good.get("run") == run else -1
+    later = [path for step, path in manifests(folder, run) if step > last]
     if later and not any(path not in later for _, _, path in all_manifests(folder)):
         return {"isLeft": False, "names": [], "why": "no checkpoint is left"}
     for path in later:

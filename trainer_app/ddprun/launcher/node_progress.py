@@ -24,6 +24,7 @@ class NodeProgress:
         diverged: which of their parameters differ between the ranks; else None.
         agreed_step: at this step, or later, each of them was found equal; None before all were compared, or if one
             cannot be.
+        agreed_checkpoint: the newest that was saved before that; None if none is known to be.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -39,6 +40,7 @@ class NodeProgress:
         self.slow: Json | None = None
         self.diverged: Json | None = None
         self.agreed_step: int | None = None
+        self.agreed_checkpoint: Json | None = None
 
     def follow(self, rank_zero: Diagnostics) -> None:
         """Answer with the report of this rank 0 from now on, as soon as it has completed a step."""
@@ -95,7 +97,7 @@ class NodeProgress:
             shown |= {"seq": seq}
         return shown | {
             "stall": self.stall, "pause": self.pause, "slow": self.slow, "diverged": self.diverged,
-            "agreedStep": self.agreed_step,
+            "agreedStep": self.agreed_step, "agreedCheckpoint": self.agreed_checkpoint,
         }  # fmt: skip
 
     def _own(self) -> Json | None:

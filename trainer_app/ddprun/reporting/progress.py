@@ -27,7 +27,7 @@ _AT_FIRST: Json = {
     "lossStep": None, "samplesPerSecond": None, "stepsPerSecond": None, "worldSize": None, "checkpoint": None,
     "checkpointProblem": None, "resumedFrom": None, "savingSeconds": 0.0, "fenced": False,
 }  # fmt: skip
-LATER_FACTS = {"slow", "diverged", "agreedStep", "lossStep"}
+LATER_FACTS = {"slow", "diverged", "agreedStep", "agreedCheckpoint", "lossStep"}
 """Those of ``FACTS`` that scripts of earlier releases may use for results: such a result is in no report."""
 FACTS = {
     *_AT_FIRST, *LATER_FACTS, "schema", "seq", "ageSeconds", "changed", "isCounted", "percent", "etaSeconds",

@@ -115,6 +115,8 @@ class Pulled(WireModel):
     """The files, in the order in which they were copied."""
     complete: bool = True
     """False if all files were asked for, and the volume has more than could be listed and copied."""
+    agreed: str | None = None
+    """Of these files, the newest checkpoint at which all ranks are known to have had the same parameters."""
 
     @property
     def paths(self) -> list[Path]:
