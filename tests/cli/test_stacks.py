@@ -88,16 +88,20 @@ def test_waits_of_a_tenth_of_a_step_and_missing_traces_are_abnormal() -> None:
     ]
     assert profile.headline(found) == (
         "big attempt 1, traces of 1 of 2 ranks, clocks of 2 nodes aligned by up to 25.1 ms, "
-        "not aligned: node 3, without the waits in gloo, because PyTorch does not say of which process group: "
-        "t.gz (here)"
+        "not aligned: node 3, without the waits in gloo, because PyTorch does not say of which process group (here)"
     )
+    alone = found.model_copy(update={"not_aligned": [1], "has_unknown_groups": False})
+    assert profile.headline(alone) == "big attempt 1, traces of 1 of 2 ranks, not aligned: node 1 (here)"
 
 
 def test_a_job_of_this_machine_is_looked_into_while_it_trains(ddpjob: Program) -> None:
     (ddpjob.folder / "train.py").write_text(SCRIPT)
     job = shell_job("tiny", "exec ddprun train.py", numNodes=2, nprocPerNode=1)
     with ddpjob.started("run", ddpjob.write(job), "-o", "json"):
-        eventually("it makes steps", lambda: ddpjob("profile", "tiny", "--steps", "2").code == 0, timeout=120)
+        done = eventually(
+            "it makes steps", lambda: (d := ddpjob("profile", "tiny", "--steps", "2")).code == 0 and d, timeout=120
+        )
         shown = ddpjob("stacks", "tiny").out
     assert shown.startswith("tiny attempt 1, 2 of 2 ranks: ") and "train.py:" in shown and "rank 0, most" in shown
+    assert done.out.endswith("tiny-profile.json.gz: open it at https://ui.perfetto.dev; each process is a rank\n")
     assert (ddpjob.folder / "tiny-profile.json.gz").stat().st_size > 0

@@ -1,4 +1,4 @@
-"""Plain scripts on a kind cluster: one ends, and of one that fails under torchrun the operator reads a log.
+"""Plain scripts on a kind cluster: one is looked into and ends, and of one that fails under torchrun a log is read.
 
 Each job has two nodes of two ranks, and its script contains nothing of this project. How a script may fail is tested
 without a cluster: tests/ddprun/resilience/test_scripts.py, tests/engine/test_plain_scripts.py.
@@ -6,7 +6,10 @@ without a cluster: tests/ddprun/resilience/test_scripts.py, tests/engine/test_pl
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ import pytest
 from ddpjob import Client
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from tests.e2e.kubectl import until
+from tests.e2e.test_verbs import User, kubeconfig_of
 from tests.e2e.trials import Trial, Trials, Wait, apart, finished
-from tests.kind.images import TRAINER_TAG
+from tests.kind.images import TORCH_TAG, TRAINER_TAG
 from tests.torchrun import FAULT_LINE, SCRIPT, VALUE_ERROR
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
@@ -36,6 +41,8 @@ while True:
     optimizer.step()
 """
 ENDS = Path(__file__).with_name("ends.py")
+# Three ranks wait for the gradients of the slow one.
+STACKS = r"4 of 4 ranks: 3 ranks: waits in backward at train\.py:{}; rank 3: works in phase train at train\.py:{} "
 
 
 def objects(name: str, launcher: str, script: str) -> tuple[Json, Json]:
@@ -64,10 +71,28 @@ def failed_script(trial: Trial) -> Json:
     return dict(failure)
 
 
-def ended_script(trial: Trial) -> dict[str, Any]:
-    """Run an ordinary script to its end, where it may restart in place, and return the status."""
-    trial.kubectl.apply(*objects(trial.name, "ddprun", ENDS.read_text()))
-    return dict(trial.until("the end", finished)["status"])
+def ended_script(trial: Trial) -> tuple[Json, list[int], str, list[Json]]:
+    """Look inside an ordinary script in an image with PyTorch alone, and let it end. It may restart in place.
+
+    Return the status, how many steps each rank has counted, and table and trace of the profile.
+    """
+    trial.cluster.load_image(TORCH_TAG)
+    script = ENDS.read_text()
+    source, job = objects(trial.name, "torchrun", script)
+    job["spec"] |= {"image": TORCH_TAG, "launcher": "Injected"}
+    job["spec"]["env"] += [{"name": "UNTIL", "value": "/tmp/end"}, {"name": "SLOW", "value": "0.2"}]
+    trial.kubectl.apply(source, job)
+    trial.until("steps", lambda job: job.get("status", {}).get("progress", {}).get("step"))
+    lines = [script[: script.index(text)].count("\n") + 1 for text in ("loss.backward()", "time.sleep")]
+    with tempfile.TemporaryDirectory() as folder:
+        user = User(kubeconfig_of(trial, "edit", Path(folder)), Path(folder))
+        until("the groups", lambda: re.search(STACKS.format(*lines), user("stacks", trial.name)), seconds=120)
+        profile = user("profile", trial.name, "--steps", "5")
+        trace = json.loads(gzip.decompress((user.folder / f"{trial.name}-profile.json.gz").read_bytes()))
+        trial.kubectl("exec", trial.pods()[0]["metadata"]["name"], "--", "touch", "/tmp/end")
+        status = trial.until("the end", finished)["status"]
+        steps = [int(count) for count in re.findall(r"has made (\d+) steps", user("logs", trial.name, "--all"))]
+    return status, steps, profile, trace["traceEvents"]
 
 
 def throttled(slow: Json | None) -> Json | None:
@@ -95,9 +120,13 @@ def throttled_script(trial: Trial) -> tuple[Json, Any]:
 TRIALS = Trials.of(2, failed_script, ended_script, soak=(throttled_script,))
 
 
-def test_ordinary_script_ends_in_its_first_life(outcome: Wait) -> None:
-    status = outcome(ended_script)
+def test_ordinary_script_is_looked_into_and_ends_in_its_first_life(outcome: Wait) -> None:
+    status, steps, profile, events = outcome(ended_script)
     assert (status["state"], status["attempt"], status.get("restarts", 0)) == ("Succeeded", 1, 0), status
+    assert steps == [status["progress"]["step"]] * 4, "a step is lost"
+    profiled = [(event["pid"], event["name"]) for event in events if event["name"].startswith("ProfilerStep#")]
+    assert sorted(profiled) == [(rank, f"ProfilerStep#{step}") for rank in range(4) for step in range(1, 6)]
+    assert re.search(r"longest waits:\n(?:.*\n)+?[012] +\S+ m?s +gloo:all_?reduce +\d+ +3\n", profile), profile
 
 
 def test_failure_under_torchrun_is_read_in_the_part_of_a_log_that_the_status_of_the_pod_lacks(outcome: Wait) -> None:

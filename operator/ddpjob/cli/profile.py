@@ -69,6 +69,7 @@ def profile(
         print("longest waits:")
         rows = [[w.rank, _seconds(w.seconds), w.collective, w.step, w.for_rank] for w in found.waits]
         show(table(["RANK", "WAIT", "IN", "STEP", "FOR RANK"], rows))
+    print(f"{one_line(found.file)}: open it at https://ui.perfetto.dev; each process is a rank")
     return 0
 
 
@@ -76,16 +77,16 @@ def headline(found: "Profile") -> str:
     """Return what is said about all ranks."""
     done = sum(rank.state == "done" for rank in found.ranks)
     parts = [f"{one_line(found.job)} attempt {found.attempt}", f"traces of {done} of {found.world_size} ranks"]
-    if len(found.clock_offsets) > 1:
-        most = max(map(abs, found.clock_offsets.values()))
-        parts.append(f"clocks of {number_of(len(found.clock_offsets), 'node')} aligned by up to {_seconds(most)}")
+    aligned = [abs(offset) for node, offset in found.clock_offsets.items() if node not in found.not_aligned]
+    if len(aligned) > 1:
+        parts.append(f"clocks of {number_of(len(aligned), 'node')} aligned by up to {_seconds(max(aligned))}")
     if found.not_aligned:
         parts.append(f"not aligned: node {', '.join(map(str, found.not_aligned[:8]))}")
     if found.has_unknown_groups:
         parts.append("without the waits in gloo, because PyTorch does not say of which process group")
     if found.is_cut:
         parts.append("events of the last ranks are left out, because the file is too long")
-    return f"{', '.join(parts)}: {one_line(found.file)} ({one_line(found.place)})"
+    return f"{', '.join(parts)} ({one_line(found.place)})"
 
 
 def ranks_table(found: "Profile") -> "Table":
