@@ -286,9 +286,9 @@ class Client(ABC):
         """
         from ddpjob.client.volume.receive import pull
 
+        known = self._same(job).status.checkpoint
         with self._volume(job, on_progress) as volume:
             done = pull(volume, Path(to or volume.job), steps=steps, metrics=metrics, everything=everything)
-        known = self._same(job).status.checkpoint
         if known is not None and known.agreed_path in {file.path for file in done.files}:
             return done.model_copy(update={"agreed": known.agreed_path})
         return done

@@ -79,7 +79,8 @@ def test_the_next_start_continues_from_a_save_at_which_all_agreed(ddptrain: Fork
     begun = [int(line.rpartition(" ")[2]) for line in runs[0].output().splitlines() if "starts at step" in line]
     away = saves(tmp_path, ".diverged")
     assert 20 <= begun[-1] == away[0] - 20, (begun, away)
-    assert answer(runs[0], "progress")["agreedCheckpoint"]["step"] >= begun[-1]
+    good = answer(runs[0], "progress")["agreedCheckpoint"]
+    assert (tmp_path / "saved" / good["path"]).exists(), "no save that was set aside"
     assert len(away) == len(range(away[0], away[-1] + 20, 20)), "each save since"
     (tmp_path / "go").touch()
     assert [run.wait() for run in runs] == [0, 0]

@@ -31,7 +31,7 @@ def test_two_nodes_train_together_and_rank_zero_serves_the_progress(
     one = ddptrain.start(*command, env=node(1, port))
     zero = ddptrain.start(*command, env=node(0, port))
     seen = [zero.at_step(step) for step in (2, 5, 9)]
-    assert set(seen[0]) == PROGRESS | {"stall", "pause", "slow", "diverged", "agreedStep"}
+    assert set(seen[0]) == PROGRESS | {"stall", "pause", "slow", "diverged", "agreedStep", "agreedCheckpoint"}
     numbers = [(report["seq"], report["step"]) for report in seen]  # a step may pass while nobody looks
     assert numbers == sorted(numbers)
     assert len({seq for seq, _ in numbers}) >= len({step for _, step in numbers})

@@ -23,6 +23,7 @@ from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import launcher_line, run_with_timeout
 from ddprun.launcher.rank_table import NodeRanks
+from ddprun.launcher.replicas import Diverged
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
 from ddprun.settings import Settings
@@ -31,6 +32,7 @@ SUFFIX = "diverged"
 _VOLUME = 5.0  # seconds for the volume to rename the files
 _LOOK = 1.0  # seconds between looks at the saves and the verdict
 _AGAIN = 10.0  # seconds until the volume is tried again, and for the other node to end its ranks
+_SEEN = 256
 _SET_BACK = 1.0  # seconds that a clock may be set back while a life begins
 
 
@@ -47,8 +49,9 @@ class DivergenceWatch:
         self._restarts, self._root = settings.on_divergence == "restart", Path(settings.checkpoint_dir or ".")
         self._table, self._progress, self._peers, self._life = table, progress, peers, life
         self._began, self._next = time.time(), 0.0
-        self._seen = collections.deque[tuple[float, Json]]()  # saves, not known yet to be from before
-        self._last: Json | None = None  # that was seen
+        # Saves that are not known yet to be from before; without comparisons they stay so.
+        self._seen = collections.deque[tuple[float, Json]](maxlen=_SEEN)
+        self._last = self._first = progress.snapshot().get("checkpoint")  # that was seen; first of the life before
         self._good: Json | None = None  # the last that was seen while all ranks agreed
         self._is_refused = False
         self._decided: Json | None = None  # the failure of another node, which it was told
@@ -73,7 +76,7 @@ class DivergenceWatch:
         if shown is None or verdict is None:
             self._is_refused = False
             return None
-        if self._is_refused or not self._goes_back(verdict.step):
+        if self._is_refused or not self._goes_back(verdict):
             return None
         found = {"step": shown["step"], "rank": verdict.suspect, "message": shown["message"]}
         if verdict.suspect is None or shown["node"] == 0:
@@ -89,24 +92,31 @@ class DivergenceWatch:
         differs = self._decided is not None or self._table.diverged is not None
         if self._restarts and self._peers.is_leader and differs and not self._is_refused:
             self._note_saves()
-            if self._set_aside() is None:
-                launcher_line("warning: the volume does not answer: the newest checkpoint may be of ranks that differ")
+            found = self._set_aside()
+            if found is None or not found["isLeft"]:
+                launcher_line("warning: the newest checkpoint may be of ranks that differ: it cannot be set aside")
 
     def _note_saves(self) -> None:
-        saved, agreed = self._progress.snapshot().get("checkpoint"), self._table.agreed_time
-        if saved and saved != self._last:
+        now, agreed = self._progress.snapshot(), self._table.agreed_time
+        saved, resumed = now.get("checkpoint"), now.get("resumedFrom") or {}
+        is_resumed = saved and (saved.get("run"), saved.get("step")) == (resumed.get("run"), resumed.get("step"))
+        if saved and saved != self._last and not is_resumed:
             self._last = saved
             self._seen.append((time.monotonic(), saved))
         while self._seen and agreed is not None and self._seen[0][0] <= agreed:
             self._good = self._progress.agreed_checkpoint = self._seen.popleft()[1]
 
-    def _goes_back(self, step: int) -> bool:
-        found = self._set_aside()
+    def _goes_back(self, verdict: Diverged) -> bool:
+        has_saved, found = self._last != self._first, None
+        if has_saved and self._table.agreed_time is None and verdict.agreed is not None:
+            found = {"isLeft": False, "why": "it is not known which checkpoint is"}  # not all tensors are compared
+        elif (found := self._set_aside()) and has_saved and not found["isKnown"]:
+            found = {"isLeft": False, "why": "the directory of the checkpoints is not known: none is known to be"}
         if found is None:
-            launcher_line("warning: the volume of the checkpoints does not answer: the training is not restarted yet")
+            launcher_line("warning: the volume of the checkpoints refuses or does not answer: no restart yet")
             self._next = time.monotonic() + _AGAIN
         elif not found["isLeft"]:
-            launcher_line(f"warning: {found['why']} from before step {step}, so the training goes on")
+            launcher_line(f"warning: {found['why']} from before step {verdict.step}, so the training goes on")
             self._is_refused = True
         return found is not None and bool(found["isLeft"])
 
@@ -132,32 +142,34 @@ def go_back(root: Path, good: Json | None, *, life: int, since: float) -> Json:
     Raises:
         OSError: the volume refused.
     """
-    claimed = list(_claimed(root, life, since))
+    claimed = {(folder.resolve(), run) for folder, run in _claimed(root, life, since)}
     if not claimed:  # nothing was saved, or by the script in its own way
-        return {"isLeft": True, "names": []}
+        return {"isKnown": False, "isLeft": True, "names": []}
     if len(claimed) > 1:
-        return {"isLeft": False, "names": [], "why": "the script saves into several directories: none is known to be"}
+        why = "the script saves into several directories: none is known to be"
+        return {"isKnown": True, "isLeft": False, "names": [], "why": why}
     [(folder, run)] = claimed
     last = good["step"] if good and good.get("run") == run else -1
     later = [path for step, path in manifests(folder, run) if step > last]
     if later and not any(path not in later for _, _, path in all_manifests(folder)):
-        return {"isLeft": False, "names": [], "why": "no checkpoint is left"}
+        return {"isKnown": True, "isLeft": False, "names": [], "why": "no checkpoint is left (keep more of them)"}
     for path in later:
         set_aside(path, SUFFIX)
-    return {"isLeft": True, "names": [path.stem for path in later]}
+    return {"isKnown": True, "isLeft": True, "names": [path.stem for path in later]}
 
 
 def _claimed(root: Path, life: int, since: float) -> Iterator[tuple[Path, int]]:
     """Yield directory and number of each run that rank 0 of this life has claimed."""
     host = socket.gethostname()
-    for file in chain(root.glob("run-*/owner.json"), root.glob("*/run-*/owner.json")):
+    for file in chain.from_iterable(root.glob(f"{below}run-*/owner.json") for below in ("", "*/", "*/*/")):
         try:
+            number = int(file.parent.name.removeprefix("run-"))
             owner = json.loads(file.read_bytes())
             is_own = (owner["host"], owner["life"]) == (host, life) and owner["time"] >= since
         except (ValueError, KeyError, TypeError, FileNotFoundError, RecursionError):
             continue
         if is_own:
-            yield file.parent.parent, int(file.parent.name.removeprefix("run-"))
+            yield file.parent.parent, number
 
 
 def _report(found: Json) -> Report:

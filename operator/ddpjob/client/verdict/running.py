@@ -287,7 +287,8 @@ def _replicas(case: Case, message: str, quoted: Evidence | None) -> Explanation:
         rank=found.rank if found else None,
         step=found.step if found else None,
         hint=diverged_advice(found.cause if found else None),
-        next=f"ddpjob pull {case.name} --step {good.agreed_step} copies the newest checkpoint at which all ranks agreed"
+        next=f"ddpjob pull {case.name} --step {good.agreed_step} copies the newest checkpoint at which all ranks "
+        "agreed, if the training still keeps it"
         if (good := case.status.checkpoint) and good.agreed_step is not None
         else case.logs_command(),
     )
