@@ -107,7 +107,8 @@ class DivergenceWatch:
             self._good = self._progress.agreed_checkpoint = self._seen.popleft()[1]
 
     def _goes_back(self, verdict: Diverged) -> bool:
-        has_saved, found = self._last != self._first, None
+        found: Json | None
+        has_saved = self._last != self._first and "run" in (self._last or ())  # in the form of this project
         if has_saved and self._table.agreed_time is None and verdict.agreed is not None:
             found = {"isLeft": False, "why": "it is not known which checkpoint is"}  # not all tensors are compared
         elif (found := self._set_aside()) and has_saved and not found["isKnown"]:
