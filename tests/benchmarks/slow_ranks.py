@@ -101,7 +101,9 @@ class Run:
         while (left := end - time.monotonic()) > 0 or self.step() < last:
             with contextlib.suppress(queue.Empty):
                 if (found := _NAMED.search(self._line(max(left, 0.1)))) is not None:
-                    return int(found[1]), next((part for part, text in PARTS.items() if text == found[2]), found[2])
+                    return int(found[1]), next(
+                        (part for part, text in PARTS.items() if found[2].startswith(text)), found[2]
+                    )
         return None
 
     def wait_until_over(self, seconds: float) -> bool:
