@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,21 @@ def owner(env: Mapping[str, str]) -> Json:
     life = int(restarts) + 1 if restarts.isdecimal() else 1
     host = socket.gethostname()
     return {"uid": env.get("DDPJOB_UID"), "attempt": number, "life": life, "host": host, "time": time.time()}
+
+
+def claimed_runs(root: Path, *, life: int, since: float) -> Iterator[tuple[Path, int]]:
+    """Yield directory and number of each run that this life of this machine has claimed since that time.
+
+    Args:
+        root: has the runs, or directories with them.
+    """
+    host = socket.gethostname()
+    for file in chain.from_iterable(root.glob(f"{below}run-*/owner.json") for below in ("", "*/", "*/*/")):
+        with contextlib.suppress(ValueError, KeyError, TypeError, FileNotFoundError, RecursionError):
+            claim = json.loads(file.read_bytes())
+            is_own = (claim["host"], claim["life"]) == (host, life) and claim["time"] >= since
+            if is_own and (named := _RUN.match(file.parent.name)):
+                yield file.parent.parent, int(named[1])
 
 
 def run_folder(root: Path, run: int) -> Path:

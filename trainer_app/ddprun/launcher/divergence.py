@@ -9,14 +9,10 @@ before the last comparison in which all ranks agreed. Times in files are of the 
 """
 
 import collections
-import json
-import socket
 import time
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
-from ddprun.checkpoint_files import all_manifests, manifests, set_aside
+from ddprun.checkpoint_files import all_manifests, claimed_runs, manifests, set_aside
 from ddprun.errors import ReplicasDiverged
 from ddprun.files import Json
 from ddprun.launcher.node_progress import NodeProgress
@@ -143,7 +139,7 @@ def go_back(root: Path, good: Json | None, *, life: int, since: float) -> Json:
     Raises:
         OSError: the volume refused.
     """
-    claimed = {(folder.resolve(), run) for folder, run in _claimed(root, life, since)}
+    claimed = {(folder.resolve(), run) for folder, run in claimed_runs(root, life=life, since=since)}
     if not claimed:  # nothing was saved, or by the script in its own way
         return {"isKnown": False, "isLeft": True, "names": []}
     if len(claimed) > 1:
@@ -157,20 +153,6 @@ def go_back(root: Path, good: Json | None, *, life: int, since: float) -> Json:
     for path in later:
         set_aside(path, SUFFIX)
     return {"isKnown": True, "isLeft": True, "names": [path.stem for path in later]}
-
-
-def _claimed(root: Path, life: int, since: float) -> Iterator[tuple[Path, int]]:
-    """Yield directory and number of each run that rank 0 of this life has claimed."""
-    host = socket.gethostname()
-    for file in chain.from_iterable(root.glob(f"{below}run-*/owner.json") for below in ("", "*/", "*/*/")):
-        try:
-            number = int(file.parent.name.removeprefix("run-"))
-            owner = json.loads(file.read_bytes())
-            is_own = (owner["host"], owner["life"]) == (host, life) and owner["time"] >= since
-        except (ValueError, KeyError, TypeError, FileNotFoundError, RecursionError):
-            continue
-        if is_own:
-            yield file.parent.parent, number
 
 
 def _report(found: Json) -> Report:
