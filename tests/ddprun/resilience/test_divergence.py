@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddprun.checkpoint_files import Checkpoints, newest_valid
-from ddprun.launcher.divergence import go_back
+from ddprun.launcher.divergence import WentBack, go_back
 from tests.ddprun.resilience.scripts import two_nodes
 from tests.ddprun.resilience.test_rank_table import answer
 from tests.ddptrain.runs import ForkServer, Run, wait_until
@@ -131,23 +131,22 @@ def test_only_saves_of_this_life_are_set_aside(
 ) -> None:
     saved(tmp_path / below, range(1, 3), host="another machine", time=10**10)
     saved(tmp_path / below, range(3, 6))
-    found = go_back(tmp_path, good, life=2, since=99.0)
-    assert (found["isLeft"], newest(tmp_path / below)) == (True, left)
+    assert not go_back(tmp_path, good, life=2, since=99.0).refused
+    assert newest(tmp_path / below) == left
 
 
 @pytest.mark.parametrize("owner", [{"life": 1}, {"time": 98.0}, {"host": "another machine"}])
 def test_saves_of_others_are_not_touched(tmp_path: Path, owner: dict[str, object]) -> None:
     saved(tmp_path, range(1, 3), **owner)
-    assert go_back(tmp_path, None, life=2, since=99.0)["isLeft"], "nothing was saved in this life"
+    assert go_back(tmp_path, None, life=2, since=99.0) == WentBack(is_known=False), "nothing was saved in this life"
     assert newest(tmp_path) == (1, 2)
 
 
 def test_nothing_is_set_aside_if_no_save_is_from_before(tmp_path: Path) -> None:
     saved(tmp_path, range(1, 3))
-    assert not go_back(tmp_path, None, life=2, since=99.0)["isLeft"]
+    assert go_back(tmp_path, None, life=2, since=99.0).refused
     assert newest(tmp_path) == (1, 2)
     saved(tmp_path / "second", range(1, 3))
-    assert not go_back(tmp_path, {"run": 1, "step": 1}, life=2, since=99.0)["isLeft"], (
-        "it is not known which directory is resumed from"
-    )
+    refused = go_back(tmp_path, {"run": 1, "step": 1}, life=2, since=99.0).refused
+    assert refused, "it is not known which directory is resumed from"
     assert newest(tmp_path) == (1, 2)

@@ -11,6 +11,7 @@ before the last comparison in which all ranks agreed. Times in files are of the 
 import collections
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from ddprun.checkpoint_files import all_manifests, claimed_runs, manifests, set_aside
 from ddprun.errors import ReplicasDiverged
@@ -89,7 +90,7 @@ class DivergenceWatch:
         if self._restarts and self._peers.is_leader and differs and not self._is_refused:
             self._note_saves()
             found = self._set_aside()
-            if found is None or not found["isLeft"]:
+            if found is None or found.refused:
                 launcher_line("warning: the newest checkpoint may be of ranks that differ: it cannot be set aside")
 
     def _note_saves(self) -> None:
@@ -103,33 +104,47 @@ class DivergenceWatch:
             self._good = self._progress.agreed_checkpoint = self._seen.popleft()[1]
 
     def _goes_back(self, verdict: Diverged) -> bool:
-        found: Json | None
+        found: WentBack | None
         has_saved = self._last != self._first and "run" in (self._last or ())  # in the form of this project
-        if has_saved and self._table.agreed_time is None and verdict.agreed is not None:
-            found = {"isLeft": False, "why": "it is not known which checkpoint is"}  # not all tensors are compared
-        elif (found := self._set_aside()) and has_saved and not found["isKnown"]:
-            found = {"isLeft": False, "why": "the directory of the checkpoints is not known: none is known to be"}
+        if has_saved and self._table.agreed_time is None and verdict.agreed is not None:  # not all tensors are compared
+            found = WentBack(refused="it is not known which checkpoint is")
+        elif (found := self._set_aside()) and has_saved and not found.is_known:
+            found = WentBack(refused="the directory of the checkpoints is not known: none is known to be")
         if found is None:
             launcher_line("warning: the volume of the checkpoints refuses or does not answer: no restart yet")
             self._next = time.monotonic() + _AGAIN
-        elif not found["isLeft"]:
-            launcher_line(f"warning: {found['why']} from before step {verdict.step}, so the training goes on")
+        elif found.refused:
+            launcher_line(f"warning: {found.refused} from before step {verdict.step}, so the training goes on")
             self._is_refused = True
-        return found is not None and bool(found["isLeft"])
+        return found is not None and not found.refused
 
-    def _set_aside(self) -> Json | None:
+    def _set_aside(self) -> "WentBack | None":
         """Set aside the saves of this life since the ranks agreed; None if the volume did not answer."""
         good = self._good
-        found: Json | None = run_with_timeout(
+        found: WentBack | None = run_with_timeout(
             _VOLUME, lambda: go_back(self._root, good, life=self._life, since=self._began - _SET_BACK)
         )
-        if found and found["names"]:
-            what = f"{', '.join(found['names'][:3])}{' and more' if len(found['names']) > 3 else ''}"
+        if found and found.names:
+            what = f"{', '.join(found.names[:3])}{' and more' if len(found.names) > 3 else ''}"
             launcher_line(f"checkpoints since the replicas diverged are set aside as *.{SUFFIX}: {what}")
         return found
 
 
-def go_back(root: Path, good: Json | None, *, life: int, since: float) -> Json:
+class WentBack(NamedTuple):
+    """What was set aside.
+
+    Attributes:
+        is_known: the directory of the checkpoints is known.
+        names: of the checkpoints that were set aside.
+        refused: what is missing, if none was for that; else empty.
+    """
+
+    is_known: bool = True
+    names: tuple[str, ...] = ()
+    refused: str = ""
+
+
+def go_back(root: Path, good: Json | None, *, life: int, since: float) -> WentBack:
     """Set aside the checkpoints of this life that are newer than ``good``, unless no other would be left.
 
     Args:
@@ -141,18 +156,17 @@ def go_back(root: Path, good: Json | None, *, life: int, since: float) -> Json:
     """
     claimed = {(folder.resolve(), run) for folder, run in claimed_runs(root, life=life, since=since)}
     if not claimed:  # nothing was saved, or by the script in its own way
-        return {"isKnown": False, "isLeft": True, "names": []}
+        return WentBack(is_known=False)
     if len(claimed) > 1:
-        why = "the script saves into several directories: none is known to be"
-        return {"isKnown": True, "isLeft": False, "names": [], "why": why}
+        return WentBack(refused="the script saves into several directories: none is known to be")
     [(folder, run)] = claimed
     last = good["step"] if good and good.get("run") == run else -1
     later = [path for step, path in manifests(folder, run) if step > last]
     if later and not any(path not in later for _, _, path in all_manifests(folder)):
-        return {"isKnown": True, "isLeft": False, "names": [], "why": "no checkpoint is left (keep more of them)"}
+        return WentBack(refused="no checkpoint is left (keep more of them)")
     for path in later:
         set_aside(path, SUFFIX)
-    return {"isKnown": True, "isLeft": True, "names": [path.stem for path in later]}
+    return WentBack(names=tuple(path.stem for path in later))
 
 
 def _report(found: Json) -> Report:
