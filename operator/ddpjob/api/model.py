@@ -2,7 +2,9 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import pairwise
 from textwrap import dedent
@@ -14,6 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 T = TypeVar("T", bound=BaseModel)
+_is_described = ContextVar("_is_described", default=True)
 
 
 class Rule(NamedTuple):
@@ -51,7 +54,7 @@ class WireModel(BaseModel):
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Add descriptions, CEL rules and list keys to the JSON schema; ``crd.py`` converts it for Kubernetes."""
         schema = handler.resolve_ref_schema(handler(core))
-        for name, description in descriptions(cls).items():
+        for name, description in descriptions(cls).items() if _is_described.get() else ():
             schema["properties"][cls.model_fields[name].alias].setdefault("description", description)
         if cls.rules:
             schema["x-kubernetes-validations"] = [rule.wire() for rule in cls.rules]
@@ -62,6 +65,16 @@ class WireModel(BaseModel):
     def wire(self) -> dict[str, Any]:
         """Return the object as JSON: camelCase, without fields that are None."""
         return self.model_dump(by_alias=True, exclude_none=True)
+
+
+@contextmanager
+def without_descriptions() -> Iterator[None]:
+    """Leave the descriptions out of JSON schemas: to read them takes as long as the rest of a command's start."""
+    token = _is_described.set(False)
+    try:
+        yield
+    finally:
+        _is_described.reset(token)
 
 
 @cache

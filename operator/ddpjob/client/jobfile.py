@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ddpjob.api import limits, names
+from ddpjob.api.model import without_descriptions
 from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.spec import Location, field_path
 from ddpjob.client.crd import Dumper, openapi
@@ -428,7 +429,8 @@ def _key(key: Hashable) -> str:
 @cache
 def schema() -> Json:
     """Return the schema of a DDPJob as a user may write it."""
-    whole = openapi()
+    with without_descriptions():
+        whole = openapi()
     known: Json = _METADATA | {name: {_OPEN: True} for name in _OTHER_METADATA}
     whole["properties"]["metadata"] = {"type": "object", "properties": known}
     return whole
