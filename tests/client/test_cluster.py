@@ -13,8 +13,15 @@ import pytest
 from ddpjob import Client, DDPJob, LogLine
 from ddpjob.api import names
 from ddpjob.api.backoff import Patience
-from ddpjob.client import cluster, connection
-from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError, WaitTimeoutError
+from ddpjob.client import cluster, cluster_watch, connection
+from ddpjob.errors import (
+    DDPJobError,
+    InvalidJobError,
+    JobNotFoundError,
+    NotAllowedError,
+    UnavailableError,
+    WaitTimeoutError,
+)
 from tests.api.specs import CLAIM
 from tests.client.worlds import TIME, ClusterWorld
 from tests.processes import eventually
@@ -76,13 +83,38 @@ def test_the_end_of_a_job_while_the_api_server_is_away_is_seen_once(
 def test_a_watch_behind_the_history_reads_the_job(world: ClusterWorld) -> None:
     job = world.client.submit(world.job("mnist"))
     assert isinstance(world.client, cluster.ClusterClient)
-    versions = cluster._Versions(world.client.connection, job, world.client._key(job))
+    versions = cluster_watch.JobVersions(world.client.connection, job, world.client._key(job))
     versions._version = "1"  # before the API server started
     world.run(job)
     seen = next(versions.after_last(5))
     assert seen.state == "Running"
     world.finish(job)
     assert next(versions.after_last(5)).finished, "the watch continues behind what was read"
+
+
+def test_a_watched_list_survives_an_api_server_that_is_away_and_says_so(world: ClusterWorld, proxy: FaultProxy) -> None:
+    known = world.client.submit(world.job("known"))
+    troubles: list[DDPJobError | None] = []
+    lists = Collected(world.client.watch_list(on_trouble=troubles.append))
+    eventually("the watch is open", lambda: is_watched(proxy))
+    before = len(proxy.seen)
+    assert before == 3, "after the submission, one list and one watch"
+    gone = Fault(status=410, body='{"kind": "Status", "code": 410, "reason": "Expired"}')
+    answers = itertools.cycle([Fault(), Fault(status=503), gone, Fault(status=404, body="")])
+    proxy.rule = lambda request: next(answers)
+    proxy.cut()
+    world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/known")
+    world.plane.request("POST", names.DDPJOBS.path(world.namespace), world.job("new").manifest)
+    eventually("every fault was seen", lambda: len(proxy.seen) >= before + 6)
+    assert troubles[0] is None and isinstance(troubles[-1], DDPJobError)
+    proxy.rule = lambda request: None
+    eventually("the list is current", lambda: [job.name for job in lists.items[-1]] == ["new"])
+    assert troubles[-1] is None
+    assert [[job.name for job in found] for found in lists.items if found] in (
+        [["known"], ["new"]],
+        [["known"], ["known", "new"], ["new"]],
+    )
+    assert known.uid == lists.items[0][0].uid
 
 
 def test_a_timeline_has_the_pods_of_the_job_and_the_events_of_pods_that_are_gone(

@@ -132,6 +132,22 @@ def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> 
     deletion.join()
 
 
+def test_a_list_is_watched_and_has_the_same_object_of_a_job_that_has_not_changed(world: World) -> None:
+    client, job = world.client, world.job("mnist")
+    first = client.submit(world.job("first"))
+    world.run(first)
+    lists = client.watch_list()
+    [known] = next(lists)
+    assert (known.name, known.state) == ("first", "Running")
+    client.submit(job)
+    world.run(job)
+    found = next(found for found in lists if len(found) == 2 and found[1].state == "Running")
+    assert [each.name for each in found] == ["first", "mnist"]
+    assert found[0] is known
+    client.delete(job)
+    assert next(found for found in lists if len(found) == 1) == [known]
+
+
 @pytest.mark.parametrize(
     ("selector", "expected"),
     [

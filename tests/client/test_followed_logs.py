@@ -151,13 +151,14 @@ def test_logs_that_are_no_longer_read_leave_no_thread_and_no_connection(
         api.is_left_alone()
 
 
-@pytest.mark.parametrize("what", ["wait", "logs"])
+@pytest.mark.parametrize("what", ["wait", "list", "logs"])
 def test_close_ends_what_another_thread_waits_for(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_logs, "_QUIET_SECONDS", 600.0)
     raised = queue.Queue[BaseException]()
     with ScriptedApi(tmp_path, quiet_log) as api, Client.cluster(kubeconfig=api.kubeconfig) as client:
         calls: dict[str, Callable[[], object]] = {
             "wait": lambda: client.wait("mnist"),
+            "list": lambda: list(client.watch_list()),
             "logs": lambda: list(client.logs("mnist", follow=True)),
         }
 

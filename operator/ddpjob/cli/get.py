@@ -3,23 +3,20 @@
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from ddpjob.api import names
-from ddpjob.api.backoff import Patience
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, condition
 from ddpjob.cli.options import Selector
 from ddpjob.cli.place import Where, find, first_answer, is_of_this_machine
 from ddpjob.cli.table import Cell, show, table
 from ddpjob.cli.text import age, is_coloured, one_line, show_error
-from ddpjob.errors import DDPJobError, InvalidJobError, UnavailableError
+from ddpjob.errors import DDPJobError, InvalidJobError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from ddpjob.client.job import DDPJob
 
 _WIDEST = 120  # columns of a card
-_WATCH_SECONDS = 2.0  # between two lists of --watch
 
 
 def get(
@@ -71,20 +67,6 @@ def get(
     return 0
 
 
-def _lists(ask: "Callable[[], Jobs]") -> "Iterator[Jobs]":
-    """Yield the jobs every few seconds, also after an API server was away for some minutes."""
-    patience, pause = Patience(), _WATCH_SECONDS
-    while True:
-        time.sleep(pause)
-        try:
-            yield ask()
-            patience, pause = Patience(), _WATCH_SECONDS
-        except UnavailableError:
-            if (delay := patience.delay(time.monotonic())) is None:
-                raise
-            pause = delay
-
-
 def _print_changes(changes: "Iterator[Jobs]", output: str | None) -> None:
     """Print the jobs that differ from the list before; of JSON one line each."""
     known: dict[tuple[str | None, str], tuple[str, Json]] = {}
@@ -112,7 +94,7 @@ def _list(selector: str | None, output: str | None, where: Where, *, all_namespa
         if watch:  # until the user ends it
             if trouble is not None:
                 raise trouble
-            _print_changes(chain([jobs], _lists(lambda: ask(client))), output)
+            _print_changes(client.watch_list(all_namespaces=all_namespaces, label_selector=selector), output)
         place = one_line(f"{client.host}, all namespaces" if all_namespaces else client.place)
         if jobs or damaged or output in ("json", "yaml"):
             if output in (None, "table", "wide"):

@@ -41,8 +41,8 @@ class Client(ABC):
     """The jobs of this machine or of a cluster.
 
     A job is given by its name or as a ``DDPJob``, which also has a namespace. All errors are ``DDPJobError``. Every
-    request has a time limit; ``watch``, ``wait`` and ``logs`` with ``follow`` survive lost connections and restarts of
-    the API server for five minutes each.
+    request has a time limit; ``watch``, ``watch_list``, ``wait`` and ``logs`` with ``follow`` survive lost connections
+    and restarts of the API server for five minutes each.
     """
 
     namespace: str | None
@@ -122,6 +122,20 @@ class Client(ABC):
 
         Raises:
             NotServedError: the cluster has no DDPJobs, because the CustomResourceDefinition is not installed.
+        """
+
+    @abstractmethod
+    def watch_list(
+        self,
+        *,
+        all_namespaces: bool = False,
+        label_selector: str | None = None,
+        on_trouble: Callable[[DDPJobError | None], None] | None = None,
+    ) -> Iterator[Jobs]:
+        """Yield the jobs as ``list``, and all of them again after each change, until the client is closed.
+
+        Args:
+            on_trouble: called with the error while an API server does not answer, and with None when it does.
         """
 
     def watch(self, job: str | DDPJob, *, timeout: float | None = None) -> Iterator[DDPJobStatus]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpjob.api import names
-from ddpjob.api.backoff import Patience
 from ddpjob.api.names import DDPJOBS
 from ddpjob.api.objects import Json
 from ddpjob.client.base import (
@@ -23,22 +22,19 @@ from ddpjob.client.base import (
     require_same,
     timed_out,
 )
+from ddpjob.client.cluster_watch import WATCH_SECONDS, JobVersions, WatchedJobs
 from ddpjob.client.connection import (
     CONNECT_SECONDS,
     TROUBLES,
     Answer,
     ApiConnection,
-    Query,
     RequestError,
-    lines_of,
-    parsed,
     path_of,
-    pause_after,
     request_error,
 )
 from ddpjob.client.job import DDPJob
 from ddpjob.client.log_lines import LogChoice, LogLine
-from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
+from ddpjob.errors import DDPJobError, InvalidJobError, NotAllowedError, UnavailableError
 from ddpjob.version import __version__
 
 if TYPE_CHECKING:
@@ -48,10 +44,6 @@ if TYPE_CHECKING:
     from ddpjob.client.verdict.explanation import Explanation
     from ddpjob.client.volume.contents import PullProgress, Volume
 
-_WATCH_SECONDS = 60.0
-"""After this time a watch is asked for again, and the job is read: a connection may be dead without an error, and an
-API server whose data was restored from a backup sends nothing to a watch that began before."""
-_WATCH_MARGIN = 10.0
 _STRICT = {"fieldValidation": "Strict"}  # without it an API server drops a field that it does not know
 
 
@@ -97,6 +89,17 @@ class ClusterClient(Client):
         found = self.connection.items(path_of(DDPJOBS, namespace), {"labelSelector": label_selector})
         found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
         return list(map(DDPJob.from_manifest, found))
+
+    def watch_list(
+        self,
+        *,
+        all_namespaces: bool = False,
+        label_selector: str | None = None,
+        on_trouble: Callable[[DDPJobError | None], None] | None = None,
+    ) -> Iterator[Jobs]:
+        with self.connection.part() as connection:
+            namespace = None if all_namespaces else self.namespace
+            yield from WatchedJobs(connection, namespace, label_selector, on_trouble).lists()
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.cluster_logs import JobLogs
@@ -241,101 +244,16 @@ class ClusterClient(Client):
         """Yield the job and each change of its status until it has finished."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         yield last
-        versions = _Versions(connection, last, self._key(last))
+        versions = JobVersions(connection, last, self._key(last))
         while not last.finished:
             if time.monotonic() > end:
                 raise timed_out(last, timeout)
-            for seen in versions.after_last(min(_WATCH_SECONDS, end - time.monotonic())):
+            for seen in versions.after_last(min(WATCH_SECONDS, end - time.monotonic())):
                 if seen.status != last.status:
                     last = seen
                     yield seen
                     if seen.finished:
                         return
-
-
-class _Versions:
-    """The versions of one job, from its watch events, and where these end from the job itself."""
-
-    def __init__(self, connection: ApiConnection, job: DDPJob, key: names.Key) -> None:
-        self._first, self._connection, self._key = job, connection, key
-        self._version: str = job.manifest["metadata"]["resourceVersion"]
-        self._patience = Patience()
-        self._is_gone = False
-
-    def after_last(self, seconds: float) -> Iterator[DDPJob]:
-        """Yield versions after the last for about this time. Raises ``JobNotFoundError`` after the job was deleted.
-
-        After an error the watch continues behind the last version, so that what happened meanwhile is seen, also the
-        end and the deletion of the job. If the server no longer has that version, the job is read.
-        """
-        try:
-            yield from self._events(1.0 if self._is_gone else seconds)
-            if self._is_gone:
-                raise self._deleted()
-            yield self._current()
-        except TROUBLES as trouble:
-            error = request_error(trouble)
-            if error.names(DDPJOBS.plural):
-                self._is_gone = True  # but perhaps not before an end that is still in the history
-            elif error.status in (410, 504) and self._is_gone:
-                raise self._deleted() from None
-            elif error.status == 410:
-                yield from self._read_again()
-            else:
-                self._connection.survive(error, self._patience, max(seconds, 0.0))
-
-    def _read_again(self) -> Iterator[DDPJob]:
-        try:
-            yield self._current()
-        except TROUBLES as trouble:
-            if request_error(trouble).names(DDPJOBS.plural):
-                raise self._deleted() from None
-            self._connection.closed.wait(pause_after(request_error(trouble), self._patience) or 1.0)
-
-    def _events(self, seconds: float) -> Iterator[DDPJob]:
-        """Yield the job of each event of one stream. Raises one of ``TROUBLES``."""
-        namespace, name = self._key
-        whole = max(1, math.ceil(seconds))
-        query: Query = {
-            "watch": True,
-            "fieldSelector": f"metadata.name={name}",
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": True,
-            "timeoutSeconds": whole,
-        }
-        limits = (CONNECT_SECONDS, whole + _WATCH_MARGIN)
-        for line in lines_of(self._connection.send("GET", path_of(DDPJOBS, namespace), query, seconds=limits)):
-            if not line.endswith(b"\n"):  # the connection was cut
-                return
-            event = parsed(line, 200, {"object"})
-            body: Json = event["object"]
-            if event["type"] == "ERROR":
-                raise RequestError(str(body.get("message")), body.get("code"), body)
-            self._patience.reset()
-            self._version = body["metadata"]["resourceVersion"]
-            if event["type"] == "BOOKMARK":
-                continue
-            yield self._own(body)
-            if event["type"] == "DELETED":
-                raise self._deleted()
-
-    def _current(self) -> DDPJob:
-        """Return the job as it is now. Raises ``RequestError``."""
-        body = self._connection.once("GET", path_of(DDPJOBS, *self._key)).body
-        self._patience.reset()
-        self._version = body["metadata"]["resourceVersion"]
-        return self._own(body)
-
-    def _own(self, body: Json) -> DDPJob:
-        job = DDPJob.from_manifest(body)
-        if job.uid != self._first.uid:
-            raise self._deleted()
-        return job
-
-    def _deleted(self) -> JobNotFoundError:
-        return JobNotFoundError(
-            f"the job {self._first.name} was deleted", "a user deleted it, or its ttlSecondsAfterFinished has passed"
-        )
 
 
 def _deletion(uid: str | None, **options: object) -> Json:

@@ -179,7 +179,7 @@ class ApiConnection:
     def __init__(
         self, context: str | None, kubeconfig: str | Path | None, timeout: float, *, retries: bool = True
     ) -> None:
-        self._retries = retries
+        self.retries = retries
         self._context = context
         self._kubeconfig = str(kubeconfig) if kubeconfig else None
         self.timeout = timeout
@@ -229,7 +229,7 @@ class ApiConnection:
                 renewed = True
                 self.renew()
                 continue
-            again = self._retries and error.is_transient and (repeats or not error.was_sent or error.status == 429)
+            again = self.retries and error.is_transient and (repeats or not error.was_sent or error.status == 429)
             delay = patience.delay(time.monotonic()) or math.inf
             pause = delay * random.uniform(0.5, 1.5)  # noqa: S311 - spreads clients
             if not again or time.monotonic() + pause + 0.1 > end:
@@ -238,21 +238,25 @@ class ApiConnection:
 
     def items(self, path: str, query: Query, most: float = math.inf) -> list[Json]:
         """Return the objects of a list, read in pages; not many more than ``most``. Errors: see ``request``."""
+        return self.listed(path, query, most)[0]
+
+    def listed(self, path: str, query: Query, most: float = math.inf) -> tuple[list[Json], str]:
+        """Return the objects as ``items``, and their version, from which a watch continues."""
         found: list[Json] = []
         token: str | None = None
-        while len(found) < most:
+        while True:
             try:
                 page = self.request("GET", path, {**query, "limit": _PAGE, "continue": token})
             except DDPJobError:
                 if token is None:
                     raise
                 # The server forgets an old token; then all objects are asked for at once.
-                return list(self.request("GET", path, query).get("items") or ())
+                found, page = [], self.request("GET", path, query)
             found += page.get("items") or ()
-            token = (page.get("metadata") or {}).get("continue") or None
-            if token is None:
-                break
-        return found
+            head = page.get("metadata") or {}
+            token = head.get("continue") or None
+            if token is None or len(found) >= most:
+                return found, str(head.get("resourceVersion") or "")
 
     def once(
         self,

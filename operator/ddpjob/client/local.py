@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import select
 import signal
 import threading
@@ -29,10 +28,10 @@ from ddpjob.client.base import (
     timed_out,
 )
 from ddpjob.client.job import DDPJob
+from ddpjob.client.local_jobs import RecordedJobs, seen_job
 from ddpjob.client.log_lines import LogChoice, LogLine
 from ddpjob.errors import (
     DDPJobError,
-    InvalidJobError,
     JobExistsError,
     JobNotFoundError,
     StoppedError,
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 _PAUSE = 0.1  # seconds between two looks at a record or a log
 _LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
 _STOP_SECONDS = 120.0  # longer than a pod's grace period
-_LABEL = re.compile(r"\s*([\w./-]+)\s*==?\s*([\w.-]*)\s*")
-_ACTIVE = ("Pending", "Running", "Ending", "Restarting")
 
 
 class LocalClient(Client):
@@ -82,10 +79,10 @@ class LocalClient(Client):
         if dry_run:
             return DDPJob.from_manifest(admitted.body)
         self._start(record, job.manifest["spec"], metadata, job, is_new=True)
-        return _seen(record)
+        return seen_job(record)
 
     def get(self, job: str | DDPJob) -> DDPJob:
-        return _seen(self.record(job))
+        return seen_job(self.record(job))
 
     def list(
         self,
@@ -95,22 +92,26 @@ class LocalClient(Client):
         on_error: Callable[[DDPJobError], None] | None = None,
     ) -> Jobs:
         """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
-        namespace = None if all_namespaces else self.namespace
-        self.folder.require_directory()
-        wanted = _labels(label_selector or "")
-        found = []
-        for record in self.folder.jobs():
-            if namespace not in (None, record.namespace):
-                continue
-            try:
-                found.append(_seen(record))
-            except LocalError as error:
-                if on_error is None:
-                    raise
-                on_error(error)
-            except JobNotFoundError:  # deleted meanwhile
-                continue
-        return [job for job in found if (job.manifest["metadata"].get("labels") or {}).items() >= wanted]
+        return self._jobs(label_selector, all_namespaces=all_namespaces).read(on_error)
+
+    def watch_list(
+        self,
+        *,
+        all_namespaces: bool = False,
+        label_selector: str | None = None,
+        on_trouble: Callable[[DDPJobError | None], None] | None = None,
+    ) -> Iterator[Jobs]:
+        jobs = self._jobs(label_selector, all_namespaces=all_namespaces)
+        last: Jobs | None = None
+        while True:
+            found = jobs.read()
+            if last is None or list(map(id, found)) != list(map(id, last)):
+                last = found
+                yield found
+            self._pause(_LOOK_SECONDS)
+
+    def _jobs(self, label_selector: str | None, *, all_namespaces: bool) -> RecordedJobs:
+        return RecordedJobs(self.folder, None if all_namespaces else self.namespace, label_selector)
 
     def _log(self, job: DDPJob, choice: LogChoice, *, follow: bool) -> Iterator[LogLine]:
         from ddpjob.client.local_logs import LogReader
@@ -210,24 +211,24 @@ class LocalClient(Client):
         elif found.state != "Suspended":
             self._start(record, found.manifest["spec"] | {"suspend": True}, found.manifest["metadata"], job)
             self._until_nothing_runs(record)
-        return _seen(record)
+        return seen_job(record)
 
     def resume(self, job: str | DDPJob) -> DDPJob:
         record, found = self._unfinished(job)
         if record.runner() is None:
             self._start(record, found.manifest["spec"] | {"suspend": False}, found.manifest["metadata"], job)
-        return _seen(record)
+        return seen_job(record)
 
     def restart(self, job: str | DDPJob) -> DDPJob:
         """Restart all pods after they saved a checkpoint: suspend the job, and resume it in the background."""
         record, found = self._unfinished(job)
         if record.runner() is not None:
             stop(record)
-            if (found := _seen(record)).finished:  # it ended before the signal came
+            if (found := seen_job(record)).finished:  # it ended before the signal came
                 return found
         asked = {"suspend": False, "restartedAt": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
         self._start(record, found.manifest["spec"] | asked, found.manifest["metadata"], job)
-        return _seen(record)
+        return seen_job(record)
 
     def change(self, job: str | DDPJob, spec: Json) -> DDPJob:
         from ddpjob.client.jobspec import changed_spec
@@ -250,7 +251,7 @@ class LocalClient(Client):
         admit(found.manifest | {"spec": made})
         self._start(record, made, found.manifest["metadata"], job)
         self._until_nothing_runs(record)
-        return _seen(record)
+        return seen_job(record)
 
     def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
         record = self.record(job)
@@ -328,7 +329,7 @@ class LocalClient(Client):
             before, version = version, record.version()
             if version == before and time.monotonic() - looked < _LOOK_SECONDS:
                 continue
-            looked, seen = time.monotonic(), _seen(record)
+            looked, seen = time.monotonic(), seen_job(record)
             if seen.uid != first.uid:
                 raise JobNotFoundError(
                     f"the job {first.name} was replaced by another of this name while it was watched"
@@ -343,7 +344,7 @@ class LocalClient(Client):
     def _recorded(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
         """Return folder and job. Raises ``JobNotFoundError`` if another job has taken the name of a given one."""
         record = self.record(job)
-        found = _seen(record)
+        found = seen_job(record)
         require_same(job, found.uid)
         return record, found
 
@@ -442,39 +443,8 @@ def explained(record: JobFolder, job: Json, *, is_run: bool) -> "Explanation":
     return explain(replace(found, logs={pod: end_of_log(record, pod) for pod in needed(found).logs}))
 
 
-def _labels(selector: str) -> set[tuple[str, str]]:
-    """Return the labels of a selector such as ``team=a,stage=test``; an API server also takes other forms.
-
-    Raises:
-        InvalidJobError: it has another form.
-    """
-    labels: set[tuple[str, str]] = set()
-    for part in selector.split(",") if selector.strip() else ():
-        label = _LABEL.fullmatch(part)
-        if label is None:
-            raise InvalidJobError(
-                f"{selector!r} selects no labels: {part.strip()!r} is not KEY=VALUE",
-                "on this machine labels are compared by equality alone",
-                "for example -l team=a,stage=test",
-            )
-        labels.add((label[1], label[2]))
-    return labels
-
-
 def _is_run(job: DDPJob) -> bool:
     return job.state not in (INTERRUPTED, "Suspended")
-
-
-def _seen(record: JobFolder) -> DDPJob:
-    """Return the recorded job. Raises ``JobNotFoundError`` if it was deleted meanwhile."""
-    alone = record.runner() is None
-    job = record.job()
-    if job is None:
-        raise JobNotFoundError(f"the job {record.name} was deleted", "another process deleted or replaced it")
-    state = (job.get("status") or {}).get("state") or "Pending"
-    # Nothing ran it before and after: a run that ended, or began, between the two looks is not an interruption.
-    interrupted = alone and state in _ACTIVE and record.runner() is None
-    return DDPJob.from_manifest(job, state=INTERRUPTED if interrupted else None)
 
 
 def _no_logs(record: JobFolder, choice: LogChoice) -> LocalError:
