@@ -77,7 +77,13 @@ LAYERS = (
     ),
     Layer("ddptrain", (pytest_command("tests/ddptrain", needs=("chromium",), cores=0.3),)),
     Layer("lessons", (pytest_command("tests/lessons", cores=0.3),)),
-    Layer("local", (pytest_command("tests/local", "tests/cli", "tests/client", *_NO_CLUSTER, cores=0.4),)),
+    Layer(
+        "local",
+        (
+            pytest_command("tests/cli", *_NO_CLUSTER, cores=0.4),
+            pytest_command("tests/local", "tests/client", *_NO_CLUSTER, cores=0.4),
+        ),
+    ),
     Layer(
         "unit",
         (
