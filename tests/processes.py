@@ -66,26 +66,34 @@ def end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
 def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 60.0, interval: float = 0.02) -> T:
     """Return the first true value of ``probe``. Raises AssertionError with ``what`` after ``timeout`` seconds.
 
-    It waits as long as the probe took, so that a large answer is not what keeps the other side busy.
+    It waits longer than the probe took, and longer while it has waited for long: what polls shares the CPUs with what
+    it waits for.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while True:
-        began = time.monotonic()
+        asked = time.monotonic()
         value = probe()
         if value:
             return value
-        if time.monotonic() > deadline:
+        if asked > began + timeout:
             raise AssertionError(f"timed out after {timeout:g} s: {what} (last value: {value!r})")
-        time.sleep(max(interval, min(1.0, time.monotonic() - began)))
+        time.sleep(_pause(interval, began, asked))
 
 
 async def eventually_async(what: str, probe: Callable[[], object], *, timeout: float = 60.0) -> None:  # noqa: ASYNC109
     """Do the same as ``eventually`` without blocking the event loop."""
-    deadline = time.monotonic() + timeout
+    began = asked = time.monotonic()
     while not probe():
-        if time.monotonic() > deadline:
+        if asked > began + timeout:
             raise AssertionError(f"timed out after {timeout:g} s: {what}")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(_pause(0.01, began, asked))
+        asked = time.monotonic()
+
+
+def _pause(interval: float, began: float, asked: float) -> float:
+    """Return the seconds until the next probe. asked: when the last one began."""
+    now = time.monotonic()
+    return max(interval, min(1.0, max(3 * (now - asked), 0.02 * (now - began))))
 
 
 def tail(log: Path, lines: int = 30) -> str:
