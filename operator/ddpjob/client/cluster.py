@@ -22,7 +22,6 @@ from ddpjob.client.base import (
     require_same,
     timed_out,
 )
-from ddpjob.client.cluster_watch import WATCH_SECONDS, JobVersions, WatchedJobs
 from ddpjob.client.connection import (
     CONNECT_SECONDS,
     TROUBLES,
@@ -97,6 +96,8 @@ class ClusterClient(Client):
         label_selector: str | None = None,
         on_trouble: Callable[[DDPJobError | None], None] | None = None,
     ) -> Iterator[Jobs]:
+        from ddpjob.client.cluster_watch import WatchedJobs
+
         with self.connection.part() as connection:
             namespace = None if all_namespaces else self.namespace
             yield from WatchedJobs(connection, namespace, label_selector, on_trouble).lists()
@@ -242,6 +243,8 @@ class ClusterClient(Client):
 
     def _changes(self, last: DDPJob, timeout: float | None, connection: ApiConnection) -> Iterator[DDPJob]:
         """Yield the job and each change of its status until it has finished."""
+        from ddpjob.client.cluster_watch import WATCH_SECONDS, JobVersions
+
         end = math.inf if timeout is None else time.monotonic() + timeout
         yield last
         versions = JobVersions(connection, last, self._key(last))
