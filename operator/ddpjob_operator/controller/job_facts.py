@@ -14,13 +14,10 @@ from ddpjob.api.times import parse_time
 from ddpjob.engine.obstacles import SLOW_ADVICE
 from ddpjob.engine.scheduling import kueue
 
-_FINISHED = frozenset({"Succeeded", "Failed"})
-_STATES = _FINISHED | {"New", "Queued", "Pending", "Running", "Ending", "Restarting", "Suspended", "Invalid"}
-_QUEUES: Mapping[object, str] = {
-    kueue.WAITING: "quota",
-    kueue.QUEUE_UNAVAILABLE: "queue",
-    kueue.DEACTIVATED: "queue",
-}
+_STATES = frozenset(
+    ("New", "Queued", "Pending", "Running", "Ending", "Restarting", "Suspended", "Succeeded", "Failed", "Invalid")
+)
+_QUEUES = {kueue.WAITING: "quota", kueue.QUEUE_UNAVAILABLE: "queue", kueue.DEACTIVATED: "queue"}
 """What a job waits for, by the reason of its condition Reconciling; by any other reason for its pods."""
 _MAX_COUNT = 10**12
 
@@ -59,23 +56,18 @@ class JobFacts(NamedTuple):
 def facts_of(job: Json) -> JobFacts:
     """Return the facts about a job."""
     status, created = _object(job.get("status")), creation(job)
-    state = _known(status.get("state") or "New", _STATES)
-    slow, current = status.get("slow"), _object(status.get("time")).get("current")
-    facts = JobFacts(
-        state,
-        slow=_known(slow.get("part"), SLOW_ADVICE) if isinstance(slow, dict) else "",
-        step=_count(_object(status.get("progress")).get("step")),
-    )
+    state, slow = _known(status.get("state") or "New", _STATES), status.get("slow")
+    found: Json = {"state": state, "step": _count(_object(status.get("progress")).get("step"))}
+    if isinstance(slow, dict):
+        found["slow"] = _known(slow.get("part"), SLOW_ADVICE)
     if (spent := seconds_by_category(status, created)) is not None:
-        facts = facts._replace(
-            training=spent["training"],
-            used=sum(spent.values()) - spent["queued"] - spent["stopped"],
-            current=current if current in TIME_CATEGORIES else "",
-            as_of=_time(status["time"]["asOf"]) or 0.0,
-        )
-    if created is None or state == "Failed":
-        return facts
-    return facts._replace(**_troubles(state, status, created))
+        current, as_of = status["time"].get("current"), _time(status["time"]["asOf"])
+        used = sum(spent.values()) - spent["queued"] - spent["stopped"]
+        found |= {"training": spent["training"], "used": used, "as_of": as_of}
+        found["current"] = current if current in TIME_CATEGORIES else ""
+    if created is not None and state != "Failed":
+        found |= _troubles(state, status, created)
+    return JobFacts(**found)
 
 
 def seconds_by_category(status: Mapping[str, Any], created: float | None) -> dict[str, int] | None:
@@ -104,16 +96,14 @@ def _troubles(state: str, status: Json, created: float) -> Json:
     elif "Stalled" in true:
         found["stalled"] = "job"
     elif (waits := true.get("Reconciling")) is not None:
-        reason = waits.get("reason")
         ended = _object(attempt.get("ending")).get("since")
         begun = attempt.get("creatingSince") or ended or attempt.get("startTime")
-        found["waits_for"] = _QUEUES.get(reason, "pods") if isinstance(reason, str) else "pods"
+        found["waits_for"] = _QUEUES.get(str(waits.get("reason")), "pods")
         # Also from the start of an attempt: before, the job may have waited for its quota.
         found["waits_since"] = _latest(created, waits.get("lastTransitionTime"), begun)
     saved = _object(status.get("checkpoint")).get("time")
     if state == "Running" and _time(saved) is not None:
-        begun = attempt.get("firstStepTime") or attempt.get("allRunningTime")
-        found["saved"] = _latest(created, saved, begun)
+        found["saved"] = _latest(created, saved, attempt.get("firstStepTime"), attempt.get("allRunningTime"))
     if state not in ("Succeeded", "Suspended"):
         found["restarts"] = _count(_object(status.get("furthest")).get("restartsSince")) or 0
     return found

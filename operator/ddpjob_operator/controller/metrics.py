@@ -1,8 +1,6 @@
 """The operator's metrics. Every label but the namespace has few values, and that of a job with ``metrics_per_job``."""
 
 import time
-from collections import Counter as Counts
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -23,6 +21,21 @@ Labels = tuple[str, ...]
 Values = Mapping[str, float] | Mapping[Labels, float]
 Jobs = Iterable[tuple[str, str, JobFacts]]
 """Namespace, name and facts of jobs."""
+_OF_NAMESPACES: Mapping[str, tuple[str, Labels]] = {
+    "ddpjob_jobs": ("Number of jobs, by state.", ("state",)),
+    "ddpjob_slow_jobs": ("Number of jobs with a slow rank, by the part of its steps (status.slow).", ("part",)),
+    "ddpjob_stalled_jobs": ("Number of jobs that make no steps (training), or need their users (job).", ("kind",)),
+    "ddpjob_longest_wait_seconds": ("How long a job has waited for its pods, quota or queue.", ("waits_for",)),
+    "ddpjob_checkpoint_age_seconds": ("How long a running job has trained since its last checkpoint.", ()),
+    "ddpjob_restarts_without_progress": ("Most restarts of a job since its last progress.", ()),
+}
+"""Gauges about the jobs, with their labels besides the namespace: sums of jobs, and the largest value of a job."""
+_OF_EACH_JOB: Mapping[str, tuple[str, Labels]] = {  # Prometheus itself has a label `job`
+    "ddpjob_job_state": ("1 for the state of a job.", ("job_name", "state")),
+    "ddpjob_job_step": ("Last step that a job reported.", ("job_name",)),
+    "ddpjob_job_goodput": ("Share of a job's time with pods that was progress.", ("job_name",)),
+    "ddpjob_job_checkpoint_age_seconds": ("As ddpjob_checkpoint_age_seconds.", ("job_name",)),
+}
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -143,80 +156,34 @@ class _JobGauges(Collector):
     """All gauges about the jobs, from one pass over them."""
 
     def __init__(self, read: Callable[[], Jobs], per_job: bool, now: Callable[[], float]) -> None:
-        self._read, self._per_job, self._now = read, per_job, now
+        self._read, self._now = read, now
+        self._metrics = {**_OF_NAMESPACES, **(_OF_EACH_JOB if per_job else {})}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        now, jobs = self._now(), list(self._read())
-        yield from _by_namespace(jobs, now)
-        if self._per_job:
-            yield from _by_job(jobs, now)
+        now = self._now()
+        values: dict[str, dict[Labels, float]] = {metric: {} for metric in self._metrics}
+        for namespace, name, facts in self._read():
+            for metric, labels, number in _numbers(name, facts, now):
+                if number is not None and (found := values.get(metric)) is not None:
+                    place = namespace, *labels
+                    known = found.get(place, 0)
+                    found[place] = known + number if metric.endswith("_jobs") else max(known, number)
+        for metric, (text, labels) in self._metrics.items():
+            yield _family(metric, text, ["namespace", *labels], values[metric])
 
 
-def _by_namespace(jobs: Jobs, now: float) -> Iterator[GaugeMetricFamily]:
-    states, slow, stalled = Counts[Labels](), Counts[Labels](), Counts[Labels]()
-    waits, ages, restarts = defaultdict[Labels, float](float), defaultdict[Labels, float](float), Counts[Labels]()
-    for namespace, _, facts in jobs:
-        states[namespace, facts.state] += 1
-        if facts.slow:
-            slow[namespace, facts.slow] += 1
-        if facts.stalled:
-            stalled[namespace, facts.stalled] += 1
-        if facts.waits_for:
-            place = namespace, facts.waits_for
-            waits[place] = max(waits[place], now - facts.waits_since)
-        if facts.saved is not None:
-            ages[namespace,] = max(ages[namespace,], now - facts.saved)
-        if facts.restarts:
-            restarts[namespace,] = max(restarts[namespace,], facts.restarts)
-    yield _family("ddpjob_jobs", "Number of jobs, by state.", ["namespace", "state"], states)
-    yield _family(
-        "ddpjob_slow_jobs",
-        "Number of jobs whose ranks wait for a slow one in each step, by the part of the step (status.slow).",
-        ["namespace", "part"],
-        slow,
-    )
-    yield _family(
-        "ddpjob_stalled_jobs",
-        "Number of jobs whose ranks make no steps (training), or that need a change by their user (job).",
-        ["namespace", "kind"],
-        stalled,
-    )
-    yield _family(
-        "ddpjob_longest_wait_seconds",
-        "For how long a job has waited: for its pods, for quota, or for a queue that cannot admit it.",
-        ["namespace", "waits_for"],
-        waits,
-    )
-    yield _family(
-        "ddpjob_checkpoint_age_seconds",
-        "For how long a running job has trained since its last checkpoint; of jobs that report checkpoints.",
-        ["namespace"],
-        ages,
-    )
-    yield _family(
-        "ddpjob_restarts_without_progress",
-        "Most restarts of a job after failures since its last progress (status.furthest).",
-        ["namespace"],
-        restarts,
-    )
-
-
-def _by_job(jobs: Jobs, now: float) -> Iterator[GaugeMetricFamily]:
-    labels = ["namespace", "job_name"]  # Prometheus itself has a label `job`
-    state = GaugeMetricFamily("ddpjob_job_state", "1 for the state of a job.", labels=[*labels, "state"])
-    step = GaugeMetricFamily("ddpjob_job_step", "Last step that a job reported.", labels=labels)
-    goodput = GaugeMetricFamily("ddpjob_job_goodput", "Share of the time with pods that was progress.", labels=labels)
-    age = GaugeMetricFamily("ddpjob_job_checkpoint_age_seconds", "As ddpjob_checkpoint_age_seconds.", labels=labels)
-    for namespace, name, facts in jobs:
-        place = namespace, name
-        state.add_metric([*place, facts.state], 1)
-        if facts.step is not None:
-            step.add_metric(place, facts.step)
-        if (share := facts.goodput(now)) is not None:
-            goodput.add_metric(place, share)
-        if facts.saved is not None:
-            age.add_metric(place, max(now - facts.saved, 0.0))
-    yield from (state, step, goodput, age)
+def _numbers(name: str, facts: JobFacts, now: float) -> Iterator[tuple[str, Labels, float | None]]:
+    age = now - facts.saved if facts.saved is not None else None
+    yield "ddpjob_jobs", (facts.state,), 1
+    yield "ddpjob_slow_jobs", (facts.slow,), 1 if facts.slow else None
+    yield "ddpjob_stalled_jobs", (facts.stalled,), 1 if facts.stalled else None
+    yield "ddpjob_longest_wait_seconds", (facts.waits_for,), now - facts.waits_since if facts.waits_for else None
+    yield "ddpjob_checkpoint_age_seconds", (), age
+    yield "ddpjob_restarts_without_progress", (), facts.restarts or None
+    yield "ddpjob_job_state", (name, facts.state), 1
+    yield "ddpjob_job_step", (name,), facts.step
+    yield "ddpjob_job_goodput", (name,), facts.goodput(now)
+    yield "ddpjob_job_checkpoint_age_seconds", (name,), age
 
 
 def _family(name: str, text: str, labels: Sequence[str], values: Values) -> GaugeMetricFamily:
