@@ -48,6 +48,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, str] | None]] = [
     ("OperatorDown", {LEADER: "0x20", OTHER_LEADER: "1x20"}, {}),
     ("OperatorDown", {LEADER: "1x20", WATCH: "240x20"}, {"path": "/p"}),
     ("OperatorDown", {LEADER: "1x20", SERVED: "0x20"}, {"namespace": "b"}),
+    ("OperatorDown", {LEADER: "1x20", 'namespace_served{job="ddpjob-operator"}': "0x20"}, {}),  # all namespaces
     ("OperatorDown", {LEADER: "1x20", WATCH: "70x20", SERVED: "1x20"}, NONE),
     ("OperatorDown", {LEADER: "1x8 _x4 1x8"}, NONE),  # a restart
     ("ReconcileErrors", {ERRORS: "1x5 2x5 3x10"}, {"error": "KeyError"}),
