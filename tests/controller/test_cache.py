@@ -19,7 +19,6 @@ from ddpjob_operator.cluster.base import Conflict, Page
 from ddpjob_operator.controller.apply import Executor
 from ddpjob_operator.controller.cache import Cache
 from ddpjob_operator.controller.listing import VersionsWentBackError, list_into
-from ddpjob_operator.controller.metrics import Metrics
 from tests.builders import a_job, ended, running
 
 JOB = "11111111-job"
@@ -266,29 +265,6 @@ def test_only_a_step_of_a_pod_that_no_decision_waits_for_is_handled_later(
     else:
         cache.put(names.PODS, after)
     assert woken == expected
-
-
-def test_jobs_are_counted_by_state() -> None:
-    cache = Cache()
-    for number, state in enumerate(("Running", "Running", "Failed", None)):
-        job = a_pod(f"job-{number}", number + 1) | ({"status": {"state": state}} if state else {})
-        cache.put(names.DDPJOBS, job)
-    assert cache.count_states() == {"Running": 2, "Failed": 1, "New": 1}
-
-
-def test_slow_jobs_are_counted_by_namespace_and_by_parts_of_this_release() -> None:
-    cache, metrics = Cache(), Metrics()
-    metrics.gauges_by("ddpjob_slow_jobs", "text", ["namespace", "part"], cache.count_slow)
-    parts: list[Any] = ["queue", "queue", "made up", ["x"], None]
-    for number, status in enumerate([*({"slow": {"part": part}} for part in parts), {"slow": "spoiled"}, {}]):
-        cache.put(names.DDPJOBS, a_pod(f"job-{number}", number + 1) | {"status": status})
-    found = {line for line in metrics.render().decode().splitlines() if line.startswith("ddpjob_slow")}
-    assert found == {
-        'ddpjob_slow_jobs{namespace="default",part="queue"} 2.0',
-        'ddpjob_slow_jobs{namespace="default",part="Other"} 3.0',
-    }
-    cache.put(names.DDPJOBS, a_pod("job-0", 100))
-    assert cache.count_slow()["default", "queue"] == 1, "the verdict was withdrawn"
 
 
 @given(st.data())

@@ -21,7 +21,7 @@ def settle(world: World, metrics: Metrics) -> None:
         world.reconcile()
         if world.status == before:
             return
-        metrics.observe_status(before, world.status)
+        metrics.observe_status(world.job, before, world.status)
 
 
 def test_a_recovery_counts_attempts_failure_restart_and_time_once() -> None:

@@ -40,15 +40,15 @@ def test_helm_lint_reports_nothing(values: list[str]) -> None:
     assert "[WARNING]" not in done.stdout
 
 
-def test_chart_has_at_most_40_values_and_each_has_a_comment() -> None:
+def test_chart_has_at_most_50_values_and_each_has_a_comment() -> None:
     """Each value is something to decide for who installs the chart. A queue and a gang scheduler are two systems.
 
     One value allows what lends the operator's account to tenants. Five fit the pod into a platform, and one
-    has defaults for the jobs of a team.
+    has defaults for the jobs of a team. Ten are of alerts and a dashboard, five of them thresholds.
     """
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     names = leaves(yaml.safe_load(text))
-    assert len(names) <= 40, names
+    assert len(names) <= 50, names
     for name in names:
         key = name.rsplit(".", 1)[-1]
         lines = text.splitlines()
@@ -214,6 +214,7 @@ def test_every_setting_reaches_the_operator_unchanged() -> None:
     assert env.pop("DDPJOB_OPERATOR_LAUNCHER_PULL_POLICY")
     assert env.pop("DDPJOB_OPERATOR_POD_LABELS")  # tests/install/test_network_policies.py
     assert env == {"DDPJOB_OPERATOR_NAMESPACES": "", "DDPJOB_OPERATOR_HEALTH_PORT": "8080"}
+    assert environment(**{"metrics.perJob": True})["DDPJOB_OPERATOR_METRICS_PER_JOB"] == "true"
 
 
 def test_scheduling_values_reach_the_operators_pod() -> None:
@@ -284,7 +285,8 @@ def test_replicas_share_a_lease_on_different_nodes_and_are_drained_one_by_one() 
 
 def test_upgrade_may_reuse_the_values_of_a_release_that_had_fewer() -> None:
     later = ("replicas", "networkPolicy", "podLabels", "podAnnotations", "serviceAccount", "extraEnv", "defaults")
-    assert template(dict.fromkeys((*later, "topologySpreadConstraints"))) == template()
+    later += ("topologySpreadConstraints", "metrics.rules", "metrics.dashboard", "metrics.perJob")
+    assert template(dict.fromkeys(later)) == template()
 
 
 def test_operators_of_two_namespaces_have_no_object_of_the_cluster_in_common() -> None:
@@ -303,12 +305,13 @@ def test_operators_of_two_namespaces_have_no_object_of_the_cluster_in_common() -
 
 def test_metrics_are_off_by_default_and_add_service_and_monitor() -> None:
     kinds = {item["kind"] for item in template(hooks=False)}
-    assert kinds.isdisjoint({"Service", "ServiceMonitor"})
+    assert kinds.isdisjoint({"Service", "ServiceMonitor", "PrometheusRule", "ConfigMap"})
     assert "Service" in {item["kind"] for item in template({"metrics.enabled": True}, hooks=False)}
     values = {"metrics.enabled": True, "metrics.serviceMonitor": True, "metrics.serviceMonitorLabels": {"a": "b"}}
     [monitor] = of_kind(template(values), "ServiceMonitor")
     [service] = of_kind(template(values, hooks=False), "Service")
     assert monitor["metadata"]["labels"]["a"] == "b"
+    assert monitor["spec"]["endpoints"][0]["honorLabels"], "the label namespace is the job's, not the operator's"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
 
 

@@ -20,8 +20,9 @@ _PACKAGES = {
     "ip": ["iproute2"],
     "debootstrap": ["debootstrap", "debian-archive-keyring"],
     "chromium": ["chromium", "fonts-dejavu-core"],
+    "promtool": ["prometheus"],
 }
-_BESIDE_DOCKER = {"chromium"}
+_BESIDE_DOCKER = {"chromium", "promtool"}
 """Programs that Docker does not need."""
 
 

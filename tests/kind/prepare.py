@@ -1,8 +1,8 @@
 """Build and download what tests need, before they run: `python -m tests.kind prepare NAME...`, used by `make test`.
 
-A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`, or `chromium`
-(Debian's package). Tests look the results up and never build, so no test's time limit includes a build. Two processes
-may prepare at once: every build holds a lock, and the second process finds the result of the first.
+A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`, `chromium` or
+`promtool` (Debian's packages). Tests look the results up and never build, so no test's time limit includes a build. Two
+processes may prepare at once: every build holds a lock, and the second process finds the result of the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kind import dockerd, images, node_image, packages, toolchain
 from tests.kind.command import CommandError
 from tests.kind.docker import DockerUnavailableError, ensure_engine, running_engine
 
-GROUPS = ("docker", "node-image", "images", "chromium")
+GROUPS = ("docker", "node-image", "images", "chromium", "promtool")
 CLUSTER = ("kubectl", "kind", "lookup", "provisioner", "docker", "node-image")
 """What `cluster.up` needs."""
 
@@ -157,6 +157,6 @@ def _builder(name: str, install: bool | None) -> Callable[[], object]:
         return lambda: node_image.build_node_image(ensure_engine())
     if name == "images":
         return images.build_images_for_tests
-    if name == "chromium":
-        return partial(packages.require, "chromium", install=install)
+    if name in ("chromium", "promtool"):
+        return partial(packages.require, name, install=install)
     return partial(toolchain.build, name)

@@ -98,7 +98,7 @@ LAYERS = (
     ),
     Layer(
         "install",
-        (pytest_command("tests/install", *_NO_CLUSTER, needs=("helm", "kubectl"), cores=0.7),),
+        (pytest_command("tests/install", *_NO_CLUSTER, needs=("helm", "kubectl", "promtool"), cores=0.7),),
     ),
     Layer(
         "lint",

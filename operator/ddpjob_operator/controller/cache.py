@@ -11,7 +11,7 @@ Kueue. A change that view or encoded form do not show calls nothing. A pod that 
 with the key of its job and its attempt.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +32,7 @@ from ddpjob_operator.controller.entries import (
     verdicts,
     version_number,
 )
+from ddpjob_operator.controller.job_facts import JobFacts
 from ddpjob_operator.controller.partial_jobs import PartialJobs
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
@@ -76,10 +77,7 @@ def _groups(resource: Resource, entry: Entry | None) -> list[_Group]:
 
 
 class Cache:
-    """The cached objects of all kinds that plans read.
-
-    Used from the event loop only, except ``count_states`` and ``count_slow``.
-    """
+    """The cached objects of all kinds that plans read. Used from the event loop only, except ``job_facts``."""
 
     def __init__(
         self,
@@ -150,7 +148,7 @@ class Cache:
     def _may_wait(self, key: Key) -> bool:
         """Whether the first attempt of a job may wait for pods of others."""
         entry = self._objects[names.DDPJOBS].get(key)
-        is_new = entry is not None and entry.value.state not in ("Succeeded", "Failed", "Suspended")
+        is_new = entry is not None and entry.value.facts.state not in ("Succeeded", "Failed", "Suspended")
         return is_new and not self.pods(key.namespace, self.job_uid(key) or "")
 
     def _runs(self, key: Key) -> bool:
@@ -177,14 +175,9 @@ class Cache:
         """Return what is cached of all objects of a kind."""
         return list(self._objects[resource].values())
 
-    def count_states(self) -> Mapping[str, float]:
-        """Return the number of jobs by ``status.state``, for the metrics."""
-        jobs = self.entries(names.DDPJOBS)  # a copy: another thread reads the metrics
-        return Counter(job.value.state for job in jobs)
-
-    def count_slow(self) -> Mapping[tuple[str, ...], float]:
-        """Return the number of jobs with a slow rank by namespace and part of the step, for the metrics."""
-        return Counter((job.namespace, job.value.slow) for job in self.entries(names.DDPJOBS) if job.value.slow)
+    def job_facts(self) -> list[tuple[str, str, JobFacts]]:
+        """Return namespace, name and facts of all jobs. Called in another thread, too."""
+        return [(job.namespace, job.name, job.value.facts) for job in self.entries(names.DDPJOBS)]
 
     def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
         """Apply a watch event with ``type`` and ``object``, as the API server sends it."""

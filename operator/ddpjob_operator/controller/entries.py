@@ -15,9 +15,9 @@ from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.api.text import shorten
-from ddpjob.engine.obstacles import SLOW_ADVICE
 from ddpjob_operator.cluster import job_json
 from ddpjob_operator.cluster.kubernetes import decode, encode
+from ddpjob_operator.controller.job_facts import JobFacts, facts_of
 
 MAX_CONDITIONS = 16  # of a PodGroup
 MAX_TEXT = 1024  # of each of their messages
@@ -51,14 +51,12 @@ class Entry(NamedTuple):
 
 
 class StoredJob(NamedTuple):
-    """One job. ``head`` is the JSON of all but spec and resourceVersion; ``state`` is status.state.
+    """One job. ``head`` is the JSON of all but spec and resourceVersion.
 
-    slow: the part of status.slow; empty if no rank is slow, and Other for a word of no release.
     spec: the JSON of the spec, compressed if it is long; the number of its bytes if it was too large to be kept.
     """
 
-    state: str
-    slow: str
+    facts: JobFacts
     version: str
     head: bytes
     spec: bytes | int
@@ -74,19 +72,10 @@ def stored(job: Json) -> StoredJob:
     }
     head = {key: value for key, value in job.items() if key != "spec"}
     head["metadata"] = {key: value for key, value in kept.items() if value}
-    status = job.get("status") or {}
-    state = str(status.get("state") or "New")
     spec = given if isinstance(given, int) else given.encode() if isinstance(given, str) else encode(given)
     if not isinstance(spec, int) and len(spec) > _LONG_BYTES:
         spec = zlib.compress(spec, 1)
-    return StoredJob(state, _slow_part(status.get("slow")), meta.get("resourceVersion", ""), encode(head), spec)
-
-
-def _slow_part(slow: Any) -> str:
-    if not isinstance(slow, dict):
-        return ""
-    part = str(slow.get("part"))
-    return intern(part) if part in SLOW_ADVICE else "Other"
+    return StoredJob(facts_of(job), meta.get("resourceVersion", ""), encode(head), spec)
 
 
 def restored(job: StoredJob) -> Json:

@@ -203,13 +203,7 @@ class Operator:
             "Whether this replica reconciles (1) or is on standby (0).",
             lambda: float(self._is_leader),
         )
-        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", ["state"], self.controller.cache.count_states)
-        metrics.gauges_by(
-            "ddpjob_slow_jobs",
-            "Number of jobs whose ranks wait for a slow one in each step, by the part of the step (status.slow).",
-            ["namespace", "part"],
-            self.controller.cache.count_slow,
-        )
+        metrics.jobs(self.controller.cache.job_facts, per_job=self._settings.metrics_per_job)
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
             "Seconds since each watch that was opened last received data, by URL path.",

@@ -82,7 +82,7 @@ class Recorder:
             before, status, plan = written.unannounced
             written.unannounced = None
             if job.get("status") == status:
-                self.metrics.observe_status(before, status)
+                self.metrics.observe_status(job, before, status)
                 self.announce(job, plan)
 
     def wait(self, plan: Plan, written: Written) -> float:
@@ -122,7 +122,7 @@ class Recorder:
             self.cache.put(names.DDPJOBS, recorded, wake=False, same_version=True)
             self.queue.retry(key)
             return False
-        self.metrics.observe_status(job.get("status") or {}, recorded["status"])
+        self.metrics.observe_status(job, job.get("status") or {}, recorded["status"])
         # A decision is followed by another plan. What only shows the state follows from what was planned already.
         self.cache.put(names.DDPJOBS, recorded, wake=False)
         if plan.urgent:

@@ -97,6 +97,7 @@ class ControllerSettings:
     log_level: str = _setting("info", _choice, ("debug", "info", "warning", "error"))
     max_concurrent_requests: int = _setting(64, _number, int, 1, 1024)
     read_logs: bool = _setting(True, _flag)
+    metrics_per_job: bool = _setting(False, _flag)
     lease: str = _setting("", _text, f"({DNS_LABEL}/{DNS_LABEL})?", "NAMESPACE/NAME")
     identity: str = _setting(socket.gethostname(), str)
     pod_namespace: str = _setting("", _text, f"({DNS_LABEL})?", "the name of a namespace")
