@@ -79,7 +79,7 @@ def test_page_has_attempts_failures_and_time_and_no_markup_of_the_job(trained: P
     page = (tmp_path / "tiny.html").read_text()
     assert "sample 17 is &lt;bad&gt;" in page and "<bad>" not in page
     assert '<section id="runs">\n<h2>Attempts</h2>' in page
-    assert page.count('<div class="bar failed"') >= 1
+    assert page.count('<rect class="end"') >= 1
     assert "= training / (all - queued - stopped)" in page and "hint: " in page
     assert "<script" not in page
 
@@ -145,11 +145,13 @@ def test_a_page_about_a_job_without_metrics_has_attempts_failures_and_time(ddpjo
     note, wrote = done.err.splitlines()
     assert note.startswith("note: without curves: ") and wrote == "wrote plain.html: plain (this machine)"
     page = (ddpjob.folder / "plain.html").read_text()
-    assert page.count('<div class="bar failed"') == 2, "both attempts"
+    assert page.count('<rect class="end"') == 2, "both attempts"
     assert "Where the time went" in page and "no metrics · 1 node" in page
-    ends = re.findall(r"plain-\w+-(\d)-0\) ended with exit code 3", page)
+    runs = page.partition('id="runs"')[2].partition("</section>")[0]
+    ends = re.findall(r"plain-\w+-(\d)-0\) ended with exit code 3", runs)
     assert ends == ["1", "2"]
     assert "Loss and throughput" not in page and "moving average" not in page
+    assert 'id="verdict" class="bad"' in page and "ValueError: sample 17 is &lt;bad&gt;</pre>" in page
 
 
 def test_metrics_of_a_cluster_are_read_through_the_pod_of_its_volume(

@@ -1,13 +1,41 @@
 """One HTML page about a training, without scripts and without requests to a network. Every text is escaped."""
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from jinja2 import Environment
 from markupsafe import Markup
 
 from ddpplot import figure
 from ddpplot.history import History, Run, RunFailure, loss_text
 from ddpplot.job import FORMULA, JobRecord
+
+STYLE = figure.STYLE + Markup((Path(__file__).parent / "templates" / "page.css").read_text())  # noqa: S704 - a constant
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a job is in its state. advice: label and text, such as the next command; evidence: what it rests on."""
+
+    sentence: str
+    is_abnormal: bool = False
+    advice: Sequence[tuple[str, str]] = ()
+    evidence: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class PageEvent:
+    """Something that happened to a job. time: RFC 3339."""
+
+    time: str
+    source: str
+    reason: str
+    message: str
+    is_warning: bool = False
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -18,12 +46,18 @@ class TrainingPage:
         title: the name of the training.
         program: which program made the page, with its version.
         job: what its status adds; None for a training without one.
+        facts: label, text, and whether it is abnormal; a fact without a label belongs to the one above it.
+        log: the last lines of a log, and of which.
     """
 
     title: str
     program: str
     history: History
     job: JobRecord | None = None
+    verdict: Verdict | None = None
+    facts: Sequence[tuple[str, str, bool]] = ()
+    events: Sequence[PageEvent] = ()
+    log: tuple[str, Sequence[str]] = ("", ())
 
     @property
     def seconds(self) -> float:
@@ -49,21 +83,35 @@ class Bar:
 
 
 def as_html(page: TrainingPage) -> str:
-    """Return the page."""
-    figure.TEMPLATES.filters.update(duration=duration, loss=loss_text)
+    """Return the page as one file, which needs nothing else."""
+    return render(figure.TEMPLATES, "page.html.j2", page, policy=policy(STYLE), style=STYLE)
+
+
+def render(templates: Environment, name: str, page: TrainingPage, **more: object) -> str:
+    """Return the page by a template, which is or extends ``page.html.j2``. more: its other variables."""
+    templates.filters.update(duration=duration, loss=loss_text)
     history = page.history
     widths = (960, 400) if history.steps or history.evaluations or page.job is None else ()
-    return figure.TEMPLATES.get_template("page.html.j2").render(
+    return templates.get_template(name).render(
         page=page,
         history=history,
         job=page.job,
-        style=figure.STYLE,
         curves=[Markup(figure.drawing(history, width, is_page=True)) for width in widths],  # noqa: S704 - escapes its texts
         last=history.evaluations[-1] if history.evaluations else None,
         throughput=history.throughput,
         bars=bars(history, page.job),
         formula=FORMULA,
+        **more,
     )
+
+
+def policy(style: str, others: str = "") -> str:
+    """Return the Content-Security-Policy of a page: this style sheet and no other, no script, no request.
+
+    others: directives that allow more.
+    """
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return Markup(f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:{others}")  # noqa: S704 - constants
 
 
 def bars(history: History, job: JobRecord | None) -> list[Bar]:

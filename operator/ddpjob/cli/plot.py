@@ -71,7 +71,7 @@ def report(
     metrics: MetricsDir = None,
     where: Where,
 ) -> int:
-    """Write an HTML page about a job: curves, attempts with their failures, and where the time went.
+    """Write an HTML page about a job: why it is in its state, curves, attempts with their failures, events, a log.
 
     The page is one file without scripts, and requests nothing from a network. Metrics are found as by ddpjob plot; a
     page about a job without any has no curves.
@@ -81,13 +81,13 @@ def report(
       ddpjob report mnist-cpu -f report.html
     """
     require_ddpplot()
+    from ddpjob.cli.page import read_page
     from ddpjob.cli.training import read_training
-    from ddpjob.version import __version__
-    from ddpplot.page import TrainingPage, as_html
+    from ddpplot.page import as_html
 
     with find(name, where) as client:
         training = read_training(client, name, metrics, is_needed=False)
-    page = TrainingPage(name, f"ddpjob {__version__}", training.history, training.job)
+        page = read_page(client, training)
     write_file(Path(file).expanduser() if file else Path(f"{name}.html"), as_html(page), training.job)
     return 0
 

@@ -51,12 +51,22 @@ def read_training(client: Client, name: str, metrics: str | None, *, is_needed: 
         if is_needed or metrics is not None:
             raise
         print(f"note: without curves: {one_line(error.error)}", file=sys.stderr)
-        history = History(list(_attempt(found)), [], [], [], None, "")
+        history = without_metrics(found)
+    return training_of(found, client.place, history)
+
+
+def training_of(found: DDPJob, place: str, history: History) -> Training:
+    """Return the training of a job with this history, as it is now. place: where the job runs, for a person."""
     now, spent = datetime.now(UTC), found.status.time
     if spent is not None and found.state != INTERRUPTED:
         spent = spent.at(now)
-    job = _job(found, client.place, now, spent)
+    job = _job(found, place, now, spent)
     return Training(found, job, with_failures(history, job), spent)
+
+
+def without_metrics(found: DDPJob) -> History:
+    """Return what the status alone says of the training: its current attempt."""
+    return History(list(_attempt(found)), [], [], [], None, "")
 
 
 def _history(client: Client, found: DDPJob, metrics: str | None) -> History:

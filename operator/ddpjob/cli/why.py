@@ -63,7 +63,7 @@ def verdict_lines(found: "Explanation", place: str, *, coloured: bool, verbose: 
         if text
     ]
     end = [stage, *(f"note:  {text}" for text in (notes if verbose or not notes else ["; ".join(notes)])), *advice]
-    items = [(item, item.value) for item in found.evidence] if verbose else list(_added(found))
+    items = [(item, item.value) for item in found.evidence] if verbose else list(added_evidence(found))
     most = len(items) if verbose else _LINES - 1 - len(end)
     yield red(one_line(found.sentence)) if colour else one_line(found.sentence)
     for item, value in items if len(items) <= most else items[: most - 1]:
@@ -75,7 +75,7 @@ def verdict_lines(found: "Explanation", place: str, *, coloured: bool, verbose: 
     yield from end
 
 
-def _added(found: "Explanation") -> Iterator[tuple["Evidence", str]]:
+def added_evidence(found: "Explanation") -> Iterator[tuple["Evidence", str]]:
     """Yield the evidence that says more than the verdict and the evidence before it, and its value without these."""
     code = found.exit_code if found.exception else None  # an exception implies it
     said = _words(f"{found.sentence} {found.reason} {found.hint} {found.next} {code} True False next")
