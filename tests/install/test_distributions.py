@@ -21,11 +21,11 @@ from ddptrain.lesson import lesson_names
 from tests.install.chart import ROOT
 from tests.install.lock import DISTRIBUTIONS, HEADS, asked, pinned, project
 
-# What a distribution alone cannot import. Ranks import torch, which is that of their program; ddpjob.cli.training is of
-# the extra plot.
+# What a distribution alone cannot import. Ranks import torch, which is that of their program; the modules of ddpjob are
+# of the extras plot and ui.
 NOT_ALONE = {
     "ddprun": {"ddprun.rank_run", "ddprun.distributed.rendezvous", "ddprun.distributed.process_group"},
-    "ddpjob": {"ddpjob.cli.training"},
+    "ddpjob": {"ddpjob.cli.training", "ddpjob.cli.page", *(f"ddpjob.ui.{name}" for name in ("guard", "job", "server"))},
 }
 LESSONS = {f"ddptrain/lessons/{name}.py" for name in lesson_names()}
 EXAMPLE = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"
@@ -181,7 +181,7 @@ def test_all_distributions_have_one_version_and_need_each_other_in_it(wheels: di
     assert {name: wheel.name.split("-")[1] for name, wheel in wheels.items()} == dict.fromkeys(wheels, version)
     pins = [str(one.specifier) for name in wheels for one in requirements(name) if one.name in wheels]
     extras = project(DISTRIBUTIONS["ddpjob"])["optional-dependencies"]
-    assert {*pins, extras["plot"][0].removeprefix("ddpplot")} == {f"=={version}"}
+    assert {*pins, *(extras[name][0].removeprefix("ddpplot") for name in ("plot", "ui"))} == {f"=={version}"}
     chart = yaml.safe_load((ROOT / "charts" / "ddpjob" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
 

@@ -54,13 +54,16 @@ def run(request: options.RunOptions) -> int:
     return execute(request, shlex.join(["ddpjob", *again]))
 
 
-_ON_JOBS = "run submit get why top stacks profile logs describe wait suspend resume restart delete"
+_ON_JOBS = "run submit get ui why top stacks profile logs describe wait suspend resume restart delete"
 _ON_VOLUME = "checkpoints pull plot report"
 _ON_FILES = "init validate render convert"
 _ON_TROUBLE = "doctor bundle"
 _VERBS = " ".join((_ON_JOBS, _ON_VOLUME, _ON_FILES, _ON_TROUBLE)).split()
-_MODULES = {"checkpoints": "pull", "suspend": "change", "resume": "change", "restart": "change", "report": "plot"}
-"""Modules that have another name than their command."""
+_MODULES = {
+    "checkpoints": "cli.pull", "suspend": "cli.change", "resume": "cli.change", "restart": "cli.change",
+    "report": "cli.plot", "ui": "ui.command",
+}  # fmt: skip
+"""Modules of this package that are not ``cli`` with the name of their command."""
 
 
 def application(*verbs: str) -> typer.Typer:
@@ -74,7 +77,7 @@ def application(*verbs: str) -> typer.Typer:
     )
     app.callback()(ddpjob)
     for verb in verbs or _VERBS:
-        command = run if verb == "run" else getattr(import_module(f"ddpjob.cli.{_MODULES.get(verb, verb)}"), verb)
+        command = run if verb == "run" else getattr(import_module(f"ddpjob.{_MODULES.get(verb, f'cli.{verb}')}"), verb)
         app.command()(options.expanded(command))
     return app
 

@@ -1,0 +1,127 @@
+"""The command ``ddpjob ui``."""
+
+import os
+import secrets
+import socket
+import tempfile
+import webbrowser
+from html import escape
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from ddpjob.cli.place import Where, find, first_answer
+from ddpjob.errors import DDPJobError
+
+_HOST = "127.0.0.1"
+
+
+def ui(
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Open the page of this job.")] = None,
+    *,
+    all_namespaces: Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    port: Annotated[
+        int, Option("--port", min=0, max=65535, metavar="PORT", help="Port on 127.0.0.1.", show_default="a free one")
+    ] = 0,
+    read_only: Annotated[bool, Option("--read-only", help="Without buttons that change jobs.")] = False,
+    browser: Annotated[bool, Option("--browser/--no-browser", help="Open the browser.")] = True,
+    where: Where,
+) -> int:
+    """Serve pages about jobs on 127.0.0.1, with your own rights: all jobs, and each with its curves, ranks and events.
+
+    It runs until Ctrl-C. The address has a token; nobody else on this machine can read the pages without it. It needs
+    the extra ui of ddpjob.
+
+    \b
+    Example:
+      ddpjob ui mnist-cpu
+    """
+    require_ui()
+    import uvicorn
+
+    from ddpjob.ui.guard import Guard
+    from ddpjob.ui.jobs import WatchedJobs
+    from ddpjob.ui.server import Pages
+
+    if name is None:
+        client, _, trouble = first_answer(lambda client: client.list(all_namespaces=all_namespaces), where)
+        path = ""
+        if trouble is not None:
+            raise trouble
+    else:
+        client = find(name, where)
+        path = f"jobs/{client.get(name).namespace}/{name}"
+    listener = _listener(port)
+    number, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+    with client, listener:
+        jobs = WatchedJobs(client, all_namespaces=all_namespaces)
+        jobs.start()
+        options = ("--local",) if where.is_here else ("--context", where.context) if where.context else ()
+        pages = Pages(client, f"/{token}", jobs, is_read_only=read_only, options=options)
+        hosts = {f"{host}:{number}" for host in (_HOST, "localhost")}
+        address = f"http://{_HOST}:{number}/{token}/{path}"
+        typer.echo(address)
+        typer.echo("Ctrl-C ends it.", err=True)
+        opened = _open(address) if browser else None
+        config = uvicorn.Config(
+            Guard(pages.app(), token, hosts), log_level="error", access_log=False, lifespan="off",
+            server_header=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            if opened is not None:
+                opened.unlink(missing_ok=True)
+    return 0
+
+
+def require_ui() -> None:
+    """Raise ``DDPJobError`` unless the extra is installed."""
+    try:
+        import starlette
+        import uvicorn  # noqa: F401
+
+        import ddpplot.recorded  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise DDPJobError(
+            f"the package {error.name} is not installed",
+            "the pages need the extra ui of ddpjob",
+            "pip install 'ddpjob[ui]'",
+        ) from error
+    del starlette
+
+
+def _listener(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise DDPJobError(
+            f"port {port} of {_HOST} cannot be opened: {error.strerror}",
+            "another program listens there, or ports below 1024 need other rights",
+            "leave out --port: a free port is taken",
+        ) from error
+    return listener
+
+
+def _open(address: str) -> Path | None:
+    """Open the browser, and return the file that leads it to the address.
+
+    The command line of a browser is visible to all users of the machine, and the address has the token.
+    """
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.name != "posix" or _is_mac()):
+        return None
+    descriptor, file = tempfile.mkstemp(prefix="ddpjob-ui-", suffix=".html")  # for its owner alone
+    with os.fdopen(descriptor, "w") as page:
+        page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(address)}">')
+    webbrowser.open(Path(file).as_uri())
+    return Path(file)
+
+
+def _is_mac() -> bool:
+    return os.uname().sysname == "Darwin"

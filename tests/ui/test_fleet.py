@@ -1,0 +1,89 @@
+"""All jobs on one page: who needs a person first."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
+from ddpjob.client.job import DDPJob
+from ddpjob.ui.fleet import ENDED, NEEDS, RUNS, WAITS, Fleet, fleet, gpus_of
+from tests.builders import NOW, a_job
+
+GPUS = {"limits": {"nvidia.com/gpu": 4, "cpu": 8}}
+
+
+def at(hours: float) -> str:
+    return timestamp(NOW - timedelta(hours=hours))
+
+
+def condition(kind: str, reason: str = "AllNodesRunning", hours: float = 1.0) -> Json:
+    head = {"type": kind, "status": "True", "reason": reason, "message": f"{kind} message"}
+    return head | {"lastTransitionTime": at(hours)}
+
+
+def a_found(name: str, state: str, *conditions: Json, age: float = 1.0, **status: Any) -> DDPJob:
+    body = a_job(name, status={"state": state, "conditions": list(conditions), **status}, resources=GPUS)
+    body["metadata"] |= {"creationTimestamp": at(age)}
+    return DDPJob.from_manifest(body)
+
+
+def spent(current: str | None, **seconds: int) -> Json:
+    return {"asOf": timestamp(NOW), "current": current, **seconds}
+
+
+JOBS = (
+    a_found("runs", "Running", condition("Running"), time=spent("training", training=3000, starting=600)),
+    a_found(
+        "stalled", "Running", condition("Running"), time=spent("stalled", training=1800, stalled=1800),
+        stall={"rank": 3, "step": 7}, pause={"since": at(0.5)},
+    ),
+    a_found("new", "Pending", age=0.1, time=spent("queued", queued=360)),
+    a_found("late", "Pending", age=2.0, time=spent("scheduling", scheduling=7200)),
+    a_found(
+        "failed", "Failed", condition("Failed", "ValueError"), condition("Finished"), completionTime=at(2),
+    ),
+    a_found("old", "Failed", condition("Failed", "ValueError"), condition("Finished"), completionTime=at(30)),
+    a_found("done", "Succeeded", condition("Succeeded"), condition("Finished"), completionTime=at(1)),
+    a_found("paused", "Suspended", condition("Suspended"), time=spent("stopped", stopped=100)),
+)  # fmt: skip
+
+
+def shown(**options: str) -> Fleet:
+    return fleet(JOBS, NOW, **options)
+
+
+def test_who_needs_a_person_is_first() -> None:
+    groups: dict[str, list[str]] = {}
+    for row in shown().rows:
+        groups.setdefault(row.group, []).append(row.job.name)
+    assert list(groups) == [NEEDS, WAITS, RUNS, ENDED]
+    assert groups == {
+        NEEDS: ["stalled", "late", "failed"], WAITS: ["new", "paused"], RUNS: ["runs"], ENDED: ["done", "old"],
+    }  # fmt: skip
+    assert shown().counts == {NEEDS: 3, WAITS: 2, RUNS: 1, ENDED: 2}
+
+
+def test_the_filter_is_by_group_and_text_and_does_not_change_the_numbers() -> None:
+    assert [row.job.name for row in shown(text="DEFAULT/old").rows] == ["old"]
+    assert [row.job.name for row in shown(group=WAITS, text="PENDING").rows] == ["new"]
+    assert shown(group=WAITS).counts == shown().counts
+
+
+def test_gpus_that_are_held_without_training_are_idle() -> None:
+    assert gpus_of(JOBS[0]) == 8
+    found = shown()
+    assert (found.held, found.idle) == (24, 16), "those of the queued and of the finished jobs are free"
+    [lost] = found.lost
+    assert lost.namespace == "default"
+    assert lost.hours == {"scheduling": 16.0, "stalled": 4.0, "starting": 600 * 8 / 3600}
+    assert lost.goodput is not None and round(lost.goodput, 3) == round(4800 / (3600 * 2 + 7200), 3)
+
+
+def test_a_thousand_jobs_are_sorted_in_time() -> None:
+    many = [job for job in JOBS for _ in range(125)]
+    began = time.process_time()
+    assert len(fleet(many, NOW).rows) == 1000
+    assert time.process_time() - began < 2.0
