@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddprun.launcher.slow_ranks import PARTS, SlowRanks, Window, suspect, window
+from ddprun.launcher.slow_ranks import PARTS, SlowRank, SlowRanks, Window, suspect, window
 from ddprun.step_parts import StepSums
 
 STEP = 0.1
@@ -114,6 +114,33 @@ def _train_not_run(group: Group, rank: int, more: float, hidden: dict[str, float
         before, **{name: getattr(before, name) + WINDOW * value for name, value in not_run.items()}
     )
     group.train(rank, more, **hidden)
+
+
+@pytest.mark.parametrize(
+    ("throttled", "queued", "wait", "is_named"),
+    [
+        (0.0012, 0.0012, 0.005, True),
+        (0.0012, 0.0012, 0.002, True),  # within chance
+        (0.0012, 0.0012, 0.001, False),  # it waits for the other
+        (0.0012, 0.0, 0.005, False),  # other threads were stopped
+        (0.0, 0.0012, 0.005, False),
+    ],
+)
+def test_stops_by_a_cpu_limit_are_counted_where_the_waits_prove_little(
+    throttled: float, queued: float, wait: float, is_named: bool
+) -> None:
+    parts = dict.fromkeys(PARTS, 0.0)
+    other, stopped = Window(0.0042, wait, 0.001, parts), parts | {"throttled": throttled, "queue": queued}
+    found = suspect({0: other, 1: Window(0.0042, 0.004, 0.001, stopped)})
+    assert found == (SlowRank(1, "throttled", throttled, 0.0042, throttled) if is_named else None)
+
+
+def test_a_rank_whose_lateness_is_proven_is_named_before_one_that_was_stopped() -> None:
+    parts = dict.fromkeys(PARTS, 0.0)
+    late = Window(0.02, 0.001, 0.0001, parts | {"backward": 0.008})
+    stopped = Window(0.02, 0.008, 0.01, parts | {"throttled": 0.009, "queue": 0.009})
+    found = suspect({0: late, 1: Window(0.02, 0.009, 0.0001, parts), 2: stopped})
+    assert found is not None and (found.rank, found.part) == (0, "backward")
 
 
 def test_chance_accuses_nobody() -> None:

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 
 from ddprun.step_parts import StepSums
@@ -35,6 +36,7 @@ _WITHIN = ("collection", *_NOT_RUN)  # other parts
 _LEAST_SHARE = 0.1  # of a step, that the others wait for a slow rank
 _LEAST_SECONDS = 0.0005  # of a step
 _ERRORS = 4.0  # standard errors above chance
+_CONTRADICTED = 2.0  # standard errors by which others wait less than a rank that a CPU limit stops
 _SPAN = 4  # records from the beginning to the end of a window; each record ends one
 _WINDOWS, _AGREEING = 5, 4
 _WINDOWS_QUEUE, _AGREEING_QUEUE = 15, 13
@@ -121,18 +123,29 @@ def suspect(windows: Mapping[int, Window], nproc: int = 1) -> SlowRank | None:
     if len(windows) < 2:
         return None
     every = [*windows.values()]
-    step, usual = median(each.step for each in every), median(each.wait for each in every)
-    error = median(each.error for each in every)
-    is_few = len(every) <= _FEW
+    step, error = median(each.step for each in every), median(each.error for each in every)
+    limit = max(_LEAST_SHARE * step, _LEAST_SECONDS)
 
-    def lateness(rank: int) -> float:
-        """Return how much less than the others a rank waits, less what chance explains; negative if it is not late."""
-        own = windows[rank]
-        others = median(each.wait for number, each in windows.items() if number != rank) if is_few else usual
-        late = others - own.wait
-        return late if late > max(_LEAST_SHARE * step, _LEAST_SECONDS, _ERRORS * math.hypot(own.error, error)) else -1.0
+    @cache
+    def usual(left_out: int, part: str) -> float:
+        """Return the median of a part, or of the wait, without one rank."""
+        compared = (each for number, each in windows.items() if number != left_out)
+        return median(each.parts[part] if part else each.wait for each in compared)
 
-    late = {rank: seconds for rank in windows if (seconds := lateness(rank)) > 0}
+    def lateness(rank: int) -> tuple[bool, float]:
+        """Return whether the wait of the others proves that a rank is late, and by how much; 0 if it is not late.
+
+        A CPU limit stops a rank in few of its iterations, and few of those are measured, so the wait proves little. But
+        the time of the stops is counted: it is enough unless the waits contradict it.
+        """
+        own, left_out = windows[rank], rank if len(every) <= _FEW else -1
+        late, chance = usual(left_out, "") - own.wait, math.hypot(own.error, error)
+        if late > max(limit, _ERRORS * chance):
+            return True, late
+        stopped = min(own.parts[part] - usual(left_out, part) for part in _NOT_RUN)
+        return False, stopped if stopped > limit and late > -_CONTRADICTED * chance else 0.0
+
+    late = {rank: found for rank in windows if (found := lateness(rank))[1] > 0}
     if not late:
         return None
     rank = max(late, key=lambda each: late[each])
@@ -140,9 +153,8 @@ def suspect(windows: Mapping[int, Window], nproc: int = 1) -> SlowRank | None:
     is_node = 1 < len(node) < len(windows) and 2 * len(late.keys() & {*node}) > len(node)
     left_out = {*node} if is_node else {rank}
     others = [each for number, each in windows.items() if number not in left_out]
-    longest, rank = late[rank], min(left_out)
+    longest, rank = late[rank][1], min(left_out)
     part, seconds = _part(windows[rank], others, longest)
-    limit = max(_LEAST_SHARE * step, _LEAST_SECONDS)
     return SlowRank(rank, part, seconds, step, windows[rank].parts["throttled"]) if seconds > limit else None
 
 
