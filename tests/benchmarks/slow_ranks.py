@@ -38,8 +38,8 @@ from tests.processes import free_port
 SCRIPT = Path(__file__).with_name("slow_ranks_script.py")
 RANKS, SECONDS, WIDTHS = (2, 3, 4, 6, 8), (0.01, 0.02, 0.03, 0.05), (64, 128, 256)
 SLOW_PARTS = ("data", "forward", "backward", "communication", "script")
-PHASES_OF_RUN = 6
-_LONGEST, _STEPS, _CLEAN, _WARM_UP = 30.0, 50, 30.0, 8.0
+PHASES_OF_RUN = 12
+_LONGEST, _STEPS, _CLEAN, _WARM_UP, _BETWEEN = 30.0, 50, 30.0, 8.0, 2.0
 _NAMED = re.compile(r"slow: .* for rank (\d+) \(node \d+\), (.*)$")
 _OVER = "is not slow any more"
 
@@ -144,8 +144,8 @@ def started(rng: random.Random) -> Iterator[Run]:
 def phases(rng: random.Random, count: int, parts: Sequence[str]) -> Iterator[Phase]:
     """Yield phases of one run. It ends early when a verdict is not withdrawn."""
     with started(rng) as run:
-        for _ in range(count):
-            first = run.named(_WARM_UP + rng.random() * 4)
+        for number in range(count):
+            first = run.named((_BETWEEN if number else _WARM_UP) + rng.random() * 4)
             if first is not None:
                 yield Phase(run.ranks, run.width, -1, "", 0.0, first, 0.0, os.getloadavg()[0])
                 return
@@ -188,8 +188,8 @@ def main() -> None:
             with options.results.open("a") as file:
                 file.write(line + "\n")
 
-    while sum(phase.rank >= 0 for phase in found) < options.phases:
-        for phase in phases(rng, PHASES_OF_RUN, options.parts):
+    while (left := options.phases - sum(phase.rank >= 0 for phase in found)) > 0:
+        for phase in phases(rng, min(left, PHASES_OF_RUN), options.parts):
             take(phase)
     for _ in range(options.clean):
         take(clean_run(rng))
