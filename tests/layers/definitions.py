@@ -81,7 +81,7 @@ LAYERS = (
         "local",
         (
             pytest_command("tests/cli", *_NO_CLUSTER, cores=0.4),
-            pytest_command("tests/local", "tests/client", "tests/ui", *_NO_CLUSTER, cores=0.4),
+            pytest_command("tests/local", "tests/client", "tests/ui", *_NO_CLUSTER, needs=("chromium",), cores=0.4),
         ),
     ),
     Layer(
