@@ -60,7 +60,15 @@ LAYERS = (
         (
             pytest_command("tests/controller", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.2),
             pytest_command(
-                *("tests/api", "tests/cli", "tests/client", "tests/cluster", "tests/install", "tests/worlds"),
+                *(
+                    "tests/api",
+                    "tests/cli",
+                    "tests/client",
+                    "tests/cluster",
+                    "tests/install",
+                    "tests/ui",
+                    "tests/worlds",
+                ),
                 *("-m", "apiserver"),
                 needs=("helm", *CONTROL_PLANE),
                 cores=0.2,
