@@ -5,6 +5,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -176,3 +177,37 @@ def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeco
         record.write_text("{}")
     with pytest.raises(DDPJobError, match="2 jobs named mnist"):
         find("mnist", Where())
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps the messages that it is sent."""
+
+    messages: ClassVar[list[dict[str, str]]] = []
+
+    def do_POST(self) -> None:
+        self.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_request(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_message_tells_the_end_of_a_wait(ddpjob: Program) -> None:
+    job = shell_job("tiny", "echo 'ValueError: sample 17'; exit 3", restartPolicy={"maxRestarts": 0})
+    assert ddpjob("run", ddpjob.write(job), "-o", "json").code == 1
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        (ddpjob.folder / "addresses").write_text(f"# mine\njson://user:secret@127.0.0.1:{server.server_port}/\n")
+        done = ddpjob("wait", "tiny", "--notify", "addresses")
+        server.shutdown()
+    assert (done.code, done.err) == (100, "")
+    [message] = Receiver.messages
+    assert (message["title"], message["type"]) == ("tiny is Failed", "failure")
+    assert "exit code 3" in message["message"] and " next: ddpjob logs tiny" in message["message"]
+    away = ddpjob("wait", "tiny", "--notify", f"json://user:secret@127.0.0.1:{server.server_port}/")
+    assert away.code == 100, "the exit code is that of the job"
+    assert "not delivered" in away.err and "secret" not in away.err
+    for wrong in ("nothing://user:secret@a", "missing-file"):
+        refused = ddpjob("wait", "tiny", "--notify", wrong).is_refused()
+        assert "--notify" in refused[0] and "secret" not in "".join(refused)

@@ -31,9 +31,19 @@ def wait(
         Literal["finished", "running"], Option("--for", metavar="STATE", help="finished or running.")
     ] = "finished",
     timeout: Timeout = None,
+    notify: Annotated[
+        list[str] | None,
+        Option(
+            "--notify",
+            metavar="ADDRESS|FILE",
+            help="Send a message then: to an address of Apprise, as ntfy://TOPIC, or those in a file. May be repeated.",
+        ),
+    ] = None,
     where: Where,
 ) -> int:
     """Wait until a job is finished or runs, here or on the cluster of the kubeconfig.
+
+    --notify needs the extra notify of ddpjob; https://appriseit.com/services lists Slack, mail, ntfy and many others.
 
     \b
     Exit codes:
@@ -55,7 +65,27 @@ def wait(
         show_error(error)
         return NOT_FOUND
     with client:
-        return wait_for(client, name, until, timeout)
+        if not notify:
+            return wait_for(client, name, until, timeout)
+        from ddpjob.cli.notify import Messages
+
+        messages = Messages(notify)
+        code = wait_for(client, name, until, timeout)
+        messages.send(*_told(client, name, code), is_bad=code != 0)
+        return code
+
+
+def _told(client: "Client", name: str, code: int) -> tuple[str, str]:
+    """Return title and text of the message after a wait that ended with this exit code."""
+    if code == NOT_FOUND:
+        return f"{name} was deleted", client.place
+    over = " (the wait is over)" if code == TIMEOUT else ""
+    try:
+        found = client.explain(name)
+    except DDPJobError as error:
+        return f"{name}{over}", f"{error.error} ({client.place})"
+    advice = f" next: {found.next}" if found.next else ""
+    return f"{name} is {found.state}{over}", f"{found.sentence}{advice} ({client.place})"
 
 
 def wait_for(
