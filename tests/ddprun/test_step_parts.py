@@ -54,7 +54,9 @@ class Training:
         if self._part == "data":
             self._sleep("data")
             self.waited += SLEEP
-        self.module(torch.ones(2, 4)).sum().backward()
+        loss = self.module(torch.ones(2, 4)).sum()
+        self._sleep("loss")
+        loss.backward()
         self._sleep("script")
         self.parts.begin_step(self.optimizer)
         self._sleep("optimizer")
@@ -68,12 +70,15 @@ class Training:
         return read(bytes(self.memory))
 
 
-@pytest.mark.parametrize("part", ["forward", "backward", "hook", "data", "optimizer"])
+@pytest.mark.parametrize(
+    ("slow", "part"),
+    [(part, part) for part in ("forward", "backward", "hook", "data", "optimizer")] + [("loss", "backward")],
+)
 @pytest.mark.usefixtures("_group")
-def test_the_part_that_takes_longest_has_the_largest_sum(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_part_that_takes_longest_has_the_largest_sum(slow: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_parts, "_WINDOW", 0.2)
     monkeypatch.setattr(step_parts, "_SAMPLED", 0.02)
-    training = Training(part)
+    training = Training(slow)
     for _ in range(STEPS):
         training.step()
     first, last = training.records[0], training.records[-1]

@@ -50,7 +50,7 @@ class StepSums:
         time: of CLOCK_MONOTONIC.
         samples: measured iterations; the sums until ``hook`` are of these only, the others of all iterations.
         wait, wait_squares: from the end of this rank's own work until all gradients are exchanged.
-        forward: from the call of the module to the backward pass, so with the loss. backward: this rank's own work.
+        forward: in the call of the module. backward: from its end, so with the loss, this rank's own work.
         buffers: of all iterations, as what follows: the broadcast of buffers, where all ranks wait for rank 0.
         hook: in the communication hook that the script has registered.
         data: of a DataLoader. optimizer: its steps. collection: Python's collection of garbage.

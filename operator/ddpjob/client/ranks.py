@@ -29,9 +29,9 @@ class StepParts(WireModel):
     data: float
     """Wait for batches of a DataLoader in the main thread."""
     forward: float
-    """From the call of the module to the backward pass, so with the loss."""
+    """In the call of the module."""
     backward: float
-    """The rank's own work in the backward pass."""
+    """The rank's own work from the end of that call, so with the loss, to the end of the backward pass."""
     communication: float
     """In the communication hook of the script."""
     optimizer: float

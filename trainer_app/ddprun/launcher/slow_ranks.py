@@ -22,7 +22,7 @@ from ddprun.step_parts import StepSums
 PARTS = {
     "data": "which waits longer for data",
     "forward": "whose forward pass takes longer",
-    "backward": "whose backward pass takes longer",
+    "backward": "whose loss or backward pass takes longer",
     "communication": "whose communication hook takes longer",
     "optimizer": "whose optimizer takes longer",
     "collection": "which collects garbage longer",
