@@ -121,6 +121,7 @@ def _train_not_run(group: Group, rank: int, more: float, hidden: dict[str, float
     [
         (0.0012, 0.0012, 0.005, True),
         (0.0012, 0.0012, 0.002, True),  # within chance
+        (0.0012, 0.0005, 0.004, True),  # most of the stops are of the thread that exchanges gradients
         (0.0012, 0.0012, 0.001, False),  # it waits for the other
         (0.0012, 0.0, 0.005, False),  # other threads were stopped
         (0.0, 0.0012, 0.005, False),

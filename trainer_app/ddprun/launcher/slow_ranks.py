@@ -135,15 +135,17 @@ def suspect(windows: Mapping[int, Window], nproc: int = 1) -> SlowRank | None:
     def lateness(rank: int) -> tuple[bool, float]:
         """Return whether the wait of the others proves that a rank is late, and by how much; 0 if it is not late.
 
-        A CPU limit stops a rank in few of its iterations, and few of those are measured, so the wait proves little. But
-        the time of the stops is counted: it is enough unless the waits contradict it.
+        A CPU limit stops a rank in few of its iterations, and few of those are measured, so the wait proves little; and
+        it may stop the thread that exchanges gradients, for which all ranks wait alike. But the time of the stops is
+        counted: it is enough if the thread that trains is stopped, too, and the waits do not contradict it.
         """
         own, left_out = windows[rank], rank if len(every) <= _FEW else -1
         late, chance = usual(left_out, "") - own.wait, math.hypot(own.error, error)
         if late > max(limit, _ERRORS * chance):
             return True, late
-        stopped = min(own.parts[part] - usual(left_out, part) for part in _NOT_RUN)
-        return False, stopped if stopped > limit and late > -_CONTRADICTED * chance else 0.0
+        stopped, queued = (own.parts[part] - usual(left_out, part) for part in _NOT_RUN)
+        is_stopped = stopped > limit and queued > limit / 2 and late > -_CONTRADICTED * chance
+        return False, stopped if is_stopped else 0.0
 
     late = {rank: found for rank in windows if (found := lateness(rank))[1] > 0}
     if not late:
@@ -153,8 +155,8 @@ def suspect(windows: Mapping[int, Window], nproc: int = 1) -> SlowRank | None:
     is_node = 1 < len(node) < len(windows) and 2 * len(late.keys() & {*node}) > len(node)
     left_out = {*node} if is_node else {rank}
     others = [each for number, each in windows.items() if number not in left_out]
-    longest, rank = late[rank][1], min(left_out)
-    part, seconds = _part(windows[rank], others, longest)
+    (is_proven, longest), rank = late[rank], min(left_out)
+    part, seconds = _part(windows[rank], others, longest) if is_proven else ("throttled", longest)
     return SlowRank(rank, part, seconds, step, windows[rank].parts["throttled"]) if seconds > limit else None
 
 
