@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from ddpjob.api.objects import Json
 from tests.cli.program import Program, shell_job, with_volume
 from tests.processes import eventually
-from tests.ui.conftest import served
+from tests.ui.conftest import Pages, pages_of, served
 
 HOSTILE = "<script>alert(1)</script>\u202etxt.exe\x1b[31m"
 SCRIPT = """
@@ -111,6 +112,31 @@ def test_the_command_says_what_is_missing_and_which_port_is_taken(ddpjob: Progra
     with served(ddpjob) as pages:
         assert f"port {pages.port} of 127.0.0.1" in ddpjob("ui", "--port", str(pages.port)).is_refused()[0]
     assert "no job missing" in ddpjob("ui", "missing").is_refused()[0]
+
+
+def test_a_log_is_followed_until_its_viewer_goes_also_if_nothing_is_printed(ddpjob: Program) -> None:
+    with ddpjob.started("run", ddpjob.write(a_job()), "-o", "json"):
+        ddpjob.until_log("tiny", "up")
+        with ddpjob.started("ui", "--local", "--no-browser") as process:
+            pages = pages_of(process)
+            log = "jobs/default/tiny/log?rank="
+            eventually("the job is known", lambda: pages("jobs/default/tiny").status == 200)
+            for wrong in ("1", "-1", "%C2%B2", "9" * 5000, ""):
+                assert pages(log + wrong).status == 404, wrong
+            with ExitStack() as followed:
+                for _ in range(16):
+                    assert followed.enter_context(pages.lines(log + "0")).readline() == b"up\n"
+                assert pages(log + "0").status == 503
+            with pages.lines("stream"):
+                eventually("they have ended", lambda: first_line(pages, log + "0") == b"up\n")
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None
+                assert process.stderr.read() == "Ctrl-C ends it.\n" and process.wait(60) == 130
+
+
+def first_line(pages: Pages, path: str) -> bytes:
+    with pages.lines(path) as answer:
+        return answer.readline() if answer.status == 200 else b""
 
 
 TRAINING = """

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import re
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -18,16 +19,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ddpjob.api.text import clean_line
 from ddpjob.api.times import parse_time
 from ddpjob.cli.place import is_of_this_machine
 from ddpjob.cli.text import duration, one_line
 from ddpjob.client.base import Client
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, StoppedError
+from ddpjob.errors import DDPJobError
 from ddpjob.ui.fleet import GROUPS, fleet
 from ddpjob.ui.job import LiveJob
 from ddpjob.ui.jobs import WatchedJobs
+from ddpjob.ui.log import MOST, FollowedLogs
 from ddpjob.ui.strip import ranks_now, sentence
 from ddpjob.version import __version__
 from ddpplot import figure
@@ -44,7 +45,7 @@ TEMPLATES.filters |= {"duration": page_duration, "query": lambda parts: f"?{urle
 _FIRST = 10.0  # seconds that a page waits for the first answer
 _SEND = 1.0  # seconds between two looks whether a page has changed
 _SHOWN_RANKS = 24
-_FOLLOWED = 16  # logs at once
+_RANK = re.compile("[0-9]{1,6}")
 
 Verb = Callable[[Client, DDPJob], str]
 
@@ -98,12 +99,12 @@ class Pages:
     client: Client
     root: str
     jobs: WatchedJobs
+    logs: FollowedLogs
     is_read_only: bool = False
     options: tuple[str, ...] = ()  # of a command line for the same place
     _live: dict[tuple[str, str], LiveJob] = field(default_factory=dict)
     _drawn: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     _drawing: threading.Lock = field(default_factory=threading.Lock)
-    _followed: int = 0
 
     def app(self) -> Starlette:
         """Return the application, without its guard."""
@@ -125,7 +126,7 @@ class Pages:
         return _page(await run_in_threadpool(self._fleet_html, request))
 
     async def _fleet_stream(self, request: Request) -> Response:
-        return _stream(request, lambda: self.jobs.version, lambda: self._fleet_html(request))
+        return self._stream(lambda: self.jobs.version, lambda: self._fleet_html(request))
 
     def _fleet_html(self, request: Request) -> str:
         given = {name: request.query_params.get(name, "") for name in ("group", "q")}
@@ -172,7 +173,7 @@ class Pages:
             live = self._found(request)
             return live.version, self.jobs.trouble is None
 
-        return _stream(request, version, lambda: self._job_html(request, self._found(request)))
+        return self._stream(version, lambda: self._job_html(request, self._found(request)))
 
     def _job_html(self, request: Request, live: LiveJob) -> str:
         """Return the page, drawn once for all who look at it."""
@@ -200,29 +201,32 @@ class Pages:
             **self._trouble(),
         )  # fmt: skip
 
+    def _stream(self, version: Callable[[], object], html: Callable[[], str]) -> Response:
+        """Send the page now, which may have changed since it was read, and after each change, as server-sent events."""
+
+        async def events() -> AsyncIterator[str]:
+            known: object = None
+            while not self.logs.is_ending():
+                now = version()
+                if now != known:
+                    yield f"data: {json.dumps(await run_in_threadpool(html))}\n\n"
+                    known = now
+                else:
+                    yield ": alive\n\n"
+                await asyncio.sleep(_SEND)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
     async def _log(self, request: Request) -> Response:
         """Send the log of a rank as text, and what is printed later."""
         rank = request.query_params.get("rank", "0")
         job = self.jobs.job(request.path_params["namespace"], request.path_params["name"])
-        if job is None or not rank.isdigit():
+        world = job.status.world if job is not None else None
+        if job is None or not _RANK.fullmatch(rank) or (world is not None and int(rank) >= world.world_size):
             return PlainTextResponse("there is no such job or rank\n", 404)
-        if self._followed >= _FOLLOWED:
-            return PlainTextResponse(f"{_FOLLOWED} logs are followed already: close one of them\n", 503)
-
-        def lines() -> Iterator[str]:
-            self._followed += 1
-            try:
-                for line in self.client.logs(job, ranks={int(rank)}, follow=True):
-                    if not line.unfinished:
-                        yield f"{clean_line(line.text)}\n"
-            except StoppedError:
-                return
-            except DDPJobError as error:
-                yield f"{error}\n"
-            finally:
-                self._followed -= 1
-
-        return StreamingResponse(lines(), media_type="text/plain; charset=utf-8")
+        if self.logs.is_full:
+            return PlainTextResponse(f"{MOST} logs are followed already: close one of them\n", 503)
+        return StreamingResponse(self.logs.text(job, int(rank)), media_type="text/plain; charset=utf-8")
 
     async def _command(self, request: Request) -> Response:
         """Show a command, and carry it out when it is confirmed."""
@@ -264,21 +268,3 @@ def at_risk(job: DDPJob) -> str:
 
 def _page(html: str) -> Response:
     return HTMLResponse(html, headers=_HEADERS)
-
-
-def _stream(request: Request, version: Callable[[], object], html: Callable[[], str]) -> Response:
-    """Send the page again after each change, as server-sent events."""
-
-    async def events() -> AsyncIterator[str]:
-        known: object = None
-        while not await request.is_disconnected():
-            now = version()
-            if now != known:
-                if known is not None:
-                    yield f"data: {json.dumps(await run_in_threadpool(html))}\n\n"
-                known = now
-            else:
-                yield ": alive\n\n"
-            await asyncio.sleep(_SEND)
-
-    return StreamingResponse(events(), media_type="text/event-stream")
