@@ -71,7 +71,7 @@ def test_a_job_is_shown_while_it_runs_and_changes_by_a_confirmed_command(ddpjob:
             until(fleets, "Suspended")
 
         def buttons() -> list[str]:
-            return re.findall(r'class="button" href="[^"]*/(\w+)"', pages("jobs/default/tiny").text)
+            return re.findall(r'class="button" href="[^"]*/(\w+)\?uid=', pages("jobs/default/tiny").text)
 
         eventually("it has the command that makes sense now", lambda: buttons() == ["resume"])
         refused = pages("jobs/default/tiny/stacks", method="POST", Origin=origin)
@@ -99,9 +99,38 @@ def test_a_failure_is_told_with_its_log_and_hostile_text_stays_text(ddpjob: Prog
 def test_without_jobs_the_page_says_how_to_begin_and_a_state_that_is_away_is_said(ddpjob: Program) -> None:
     with served(ddpjob) as pages:
         assert "No jobs on this machine" in pages().text and "ddpjob run FILE" in pages().text
-        (ddpjob.state / "jobs" / "default" / "tiny").mkdir(parents=True)
-        (ddpjob.state / "jobs" / "default" / "tiny" / "job.json").write_text("{")
+        spoil(ddpjob, "odd")
         eventually("the damaged record is said", lambda: 'class="trouble"' in pages().text)
+    assert ddpjob("run", ddpjob.write(shell_job("tiny", "echo up")), "-o", "json").code == 0
+    with served(ddpjob) as pages:
+        eventually("the other job is shown, too", lambda: "/jobs/default/tiny" in pages().text)
+        eventually("the damaged record is said", lambda: 'class="trouble"' in pages().text)
+
+
+def spoil(ddpjob: Program, name: str) -> None:
+    folder = ddpjob.state / "jobs" / "default" / name
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text("{")
+
+
+def test_a_job_that_is_deleted_or_replaced_is_not_taken_for_the_one_that_was_shown(ddpjob: Program) -> None:
+    job, page = shell_job("tiny", "echo first; exec sleep 1000"), "jobs/default/tiny"
+    with served(ddpjob, "--local") as pages, ddpjob.started("run", ddpjob.write(job), "-o", "json"):
+        ddpjob.until_log("tiny", "first")
+        eventually("the job is known", lambda: "/restart?uid=" in pages(page).text)
+        [form] = re.findall(r'action="([^"]*)"', pages(page + "/restart").text)
+        assert ddpjob("delete", "tiny", "-y").code == 0
+        eventually("its end is said", lambda: "the job tiny was deleted" in pages(page).text)
+        assert 'class="button"' not in pages(page).text
+        job["spec"]["command"][-1] = "echo second; exec sleep 1000"
+        with ddpjob.started("run", ddpjob.write(job), "-o", "json"):
+            ddpjob.until_log("tiny", "second")
+            eventually("the other job is shown", lambda: "second" in pages(page).text)
+            text = pages(page).text
+            assert "was deleted" not in text and "first" not in text
+            origin = f"http://127.0.0.1:{pages.port}"
+            assert pages(whole=form).status == pages(whole=form, method="POST", Origin=origin).status == 409
+            assert ddpjob.job("tiny")["status"]["state"] == "Running"
 
 
 def test_the_command_says_what_is_missing_and_which_port_is_taken(ddpjob: Program) -> None:
