@@ -5,13 +5,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ddpjob.api.times import parse_time
 from ddpjob.cli.page import events_of, not_read, page_of, read_log, verdict_of
 from ddpjob.cli.place import is_of_this_machine
-from ddpjob.cli.training import training_of, without_metrics
+from ddpjob.cli.training import Training, training_of, without_metrics
 from ddpjob.client.base import Client
 from ddpjob.client.job import DDPJob
 from ddpjob.client.ranks import RankTable
@@ -19,8 +20,8 @@ from ddpjob.errors import DDPJobError, JobNotFoundError, StoppedError
 from ddpjob.ui.jobs import WatchedJobs
 from ddpjob.ui.strip import Strip
 from ddpplot import recorded
-from ddpplot.history import History, StepRow, drawable
-from ddpplot.page import PageEvent, TrainingPage, Verdict
+from ddpplot.history import History, RunFailure, StepRow, drawable
+from ddpplot.page import PageEvent, TrainingPage, Verdict, curves_of
 
 T = TypeVar("T")
 LOOK_SECONDS = 2.0  # between two looks
@@ -36,7 +37,7 @@ class LiveJob:
 
     Attributes:
         version: grows when something has changed.
-        page: None before the first look.
+        page, curves: None, and none, before the first look.
         ranks: None if no launcher answers.
         trouble: why the page is not current.
     """
@@ -58,7 +59,9 @@ class LiveJob:
         self._verdict: Verdict | None = None
         self._events: Sequence[PageEvent] = ()
         self._log: tuple[str, Sequence[str]] = "", ()
+        self.curves: Sequence[str] = ()
         self._history: History | None = None
+        self._source: tuple[History | None, Sequence[RunFailure], History] = None, (), History([], [], [], [], None, "")
         self._rows = list[StepRow]()
         self._read: dict[str, float] = {}  # when each part is read again
 
@@ -117,8 +120,18 @@ class LiveJob:
         self._look_at_ranks(found)
         self._read_metrics(found)
         training = training_of(found, self._client.place, self._history or self._of_status(found))
+        training = self._drawn(training)
         self.page, self.trouble = page_of(training, self._verdict, self._events, self._log), None
         self.version += 1
+
+    def _drawn(self, training: Training) -> Training:
+        """Draw the curves unless they are the same: 100,000 steps take a third of a second. Return what they show."""
+        source, failures, shown = self._source
+        if source is None or source is not self._history or failures != training.job.failures:
+            self._source = self._history, training.job.failures, training.history
+            self.curves = curves_of(training.history, training.job)
+            return training
+        return replace(training, history=shown)
 
     def _say(self, trouble: DDPJobError) -> None:
         if str(trouble) != str(self.trouble):

@@ -205,7 +205,7 @@ class Pages:
         ranks = ranks_now(table) if table is not None else []
         can_change = not self.is_read_only and self.jobs.job(*key) is not None
         return render(
-            TEMPLATES, "job.html.j2", page, policy=_POLICY, style=STYLE, root=self.root, here=here,
+            TEMPLATES, "job.html.j2", page, live.curves, policy=_POLICY, style=STYLE, root=self.root, here=here,
             stream=f"{here}/stream", actions=verbs_of(job) if can_change else [], uid=job.uid,
             ranks=ranks[:_SHOWN_RANKS], more_ranks=max(0, len(ranks) - _SHOWN_RANKS),
             waits=sentence(table) if table is not None else "",
