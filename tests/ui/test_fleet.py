@@ -102,6 +102,12 @@ def test_a_job_of_another_form_does_not_hide_the_others(spoiled: Json) -> None:
     assert row.job.name == "odd"
 
 
+def test_hostile_text_of_a_status_is_cut_and_shown_as_text() -> None:
+    [row] = fleet([a_found("odd", "\u202e\x1b" + "S" * 100_000, condition("Running"))], NOW).rows
+    assert len(row.state) <= 50 and len(row.text) < 3000
+    assert not {"\u202e", "\x1b"} & set(row.state + row.text)
+
+
 def test_a_thousand_jobs_are_sorted_in_time() -> None:
     many = [job for job in JOBS for _ in range(125)]
     began = time.process_time()

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.cli.card import is_abnormal, sentence, troubles
+from ddpjob.cli.page import shortened
 from ddpjob.cli.text import one_line
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
@@ -18,6 +19,7 @@ _LATE = 1800.0  # seconds for which a job may wait before somebody is to look
 _HELD = ("scheduling", "starting", "training", "stalled", "saving", "lost", "recovering")  # of the ledger: pods exist
 _LOST = ("scheduling", "starting", "stalled", "lost", "recovering")
 _GPU = "/gpu"
+_LONGEST = 40  # characters of a state
 _SPOILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # by a field of another form
 
 
@@ -96,8 +98,8 @@ def row_of(job: DDPJob, now: datetime) -> Row:
     share = progress.percent / 100 if progress is not None and progress.percent is not None else None
     group = _group(job, found, current, seconds or 0.0, now)
     goodput = spent.goodput if spent is not None else None
-    text, trouble, is_idle = sentence(job, now), ", ".join(found), bool(gpus) and current in _LOST
-    return Row(job, group, job.state, text, trouble, gpus, is_idle, share, goodput, seconds)
+    text, trouble, is_idle = shortened(sentence(job, now)), ", ".join(found), bool(gpus) and current in _LOST
+    return Row(job, group, one_line(job.state[:_LONGEST]), text, trouble, gpus, is_idle, share, goodput, seconds)
 
 
 def _spoiled_row(job: DDPJob, error: Exception) -> Row:
