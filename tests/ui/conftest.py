@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,17 +41,24 @@ class Pages:
             connection.close()
 
     @contextmanager
-    def stream(self, path: str) -> Iterator[Iterator[str]]:
-        """Give the data of the events of a stream."""
+    def lines(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        """Give an answer that is read line by line."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", self.root + path)
         answer = connection.getresponse()
-        assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
-        lines = (line.decode() for line in answer)
         try:
-            yield (line.removeprefix("data: ") for line in lines if line.startswith("data: "))
+            yield answer
         finally:
+            answer.close()  # which holds the connection open, too
             connection.close()
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Iterator[str]]:
+        """Give the data of the events of a stream."""
+        with self.lines(path) as answer:
+            assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
+            lines = (line.decode() for line in answer)
+            yield (line.removeprefix("data: ") for line in lines if line.startswith("data: "))
 
 
 @pytest.fixture
@@ -62,9 +70,14 @@ def ddpjob(tmp_path: Path) -> Program:
 def served(ddpjob: Program, *options: str) -> Iterator[Pages]:
     """Start ``ddpjob ui``."""
     with ddpjob.started("ui", "--no-browser", *options) as process:
-        assert process.stdout is not None
-        address = urlsplit(process.stdout.readline().strip())
-        assert address.hostname == "127.0.0.1", address
-        token = address.path.split("/")[1]
-        assert len(token) >= 32
-        yield Pages(address.port or 0, f"/{token}/")
+        yield pages_of(process)
+
+
+def pages_of(process: subprocess.Popen[str]) -> Pages:
+    """Return the pages of a program that has been started."""
+    assert process.stdout is not None
+    address = urlsplit(process.stdout.readline().strip())
+    assert address.hostname == "127.0.0.1", address
+    token = address.path.split("/")[1]
+    assert len(token) >= 32
+    return Pages(address.port or 0, f"/{token}/")

@@ -6,6 +6,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.client.job import DDPJob
@@ -80,6 +82,30 @@ def test_gpus_that_are_held_without_training_are_idle() -> None:
     assert lost.namespace == "default"
     assert lost.hours == {"scheduling": 16.0, "stalled": 4.0, "starting": 600 * 8 / 3600}
     assert lost.goodput is not None and round(lost.goodput, 3) == round(4800 / (3600 * 2 + 7200), 3)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"metadata": {"creationTimestamp": "yesterday"}}, {"metadata": {"creationTimestamp": "2026-01-01"}},
+        {"spec": None}, {"spec": {"numNodes": "x"}}, {"spec": {"resources": [1]}}, {"status": "x"},
+        {"spec": {"resources": {"limits": {"nvidia.com/gpu": "\u00b2"}}}},
+    ],
+)  # fmt: skip
+def test_a_job_of_another_form_does_not_hide_the_others(spoiled: Json) -> None:
+    body = a_found("odd", "Running", condition("Running"), time=spent("training", training=10)).manifest
+    for part, value in spoiled.items():
+        body[part] = body[part] | value if isinstance(value, dict) else value
+    found = fleet([*JOBS, DDPJob.from_manifest(body)], NOW)
+    assert len(found.rows) == len(JOBS) + 1
+    [row] = fleet([*JOBS, DDPJob.from_manifest(body)], NOW, text="default/odd").rows
+    assert row.job.name == "odd"
+
+
+def test_hostile_text_of_a_status_is_cut_and_shown_as_text() -> None:
+    [row] = fleet([a_found("odd", "\u202e\x1b" + "S" * 100_000, condition("Running"))], NOW).rows
+    assert len(row.state) <= 50 and len(row.text) < 3000
+    assert not {"\u202e", "\x1b"} & set(row.state + row.text)
 
 
 def test_a_thousand_jobs_are_sorted_in_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from ddpjob.api.objects import Json
 from tests.cli.program import Program, shell_job, with_volume
 from tests.processes import eventually
-from tests.ui.conftest import served
+from tests.ui.conftest import Pages, pages_of, served
 
 HOSTILE = "<script>alert(1)</script>\u202etxt.exe\x1b[31m"
 SCRIPT = """
@@ -42,11 +43,14 @@ def test_only_a_browser_of_this_machine_that_has_the_token_reads_and_changes(ddp
         own = f"http://127.0.0.1:{pages.port}"
         assert pages(suspend, method="POST").status == 403
         assert pages(suspend, method="POST", Origin="http://evil.example").status == 403
+        assert pages(suspend, method="POST", Origin="null").status == 403
         assert pages(suspend, method="POST", Origin=own, Sec_Fetch_Site="cross-site").status == 403
         assert pages(suspend, method="DELETE", Origin=own).status == 405
         assert ddpjob.job("tiny")["status"]["state"] == "Running"
         page = pages("jobs/default/tiny")
-        assert page.headers["cache-control"] == "no-store" and page.headers["referrer-policy"] == "no-referrer"
+        assert page.headers["cache-control"] == "no-store"
+        # Not no-referrer: the Origin of a form would be null then, and each button be refused.
+        assert page.headers["referrer-policy"] == "same-origin"
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
         assert not re.search(r"\sstyle=|\son\w+=|https?://", page.text), "the policy allows none, and no other host"
@@ -67,7 +71,7 @@ def test_a_job_is_shown_while_it_runs_and_changes_by_a_confirmed_command(ddpjob:
             until(fleets, "Suspended")
 
         def buttons() -> list[str]:
-            return re.findall(r'class="button" href="[^"]*/(\w+)"', pages("jobs/default/tiny").text)
+            return re.findall(r'class="button" href="[^"]*/(\w+)\?uid=', pages("jobs/default/tiny").text)
 
         eventually("it has the command that makes sense now", lambda: buttons() == ["resume"])
         refused = pages("jobs/default/tiny/stacks", method="POST", Origin=origin)
@@ -95,9 +99,38 @@ def test_a_failure_is_told_with_its_log_and_hostile_text_stays_text(ddpjob: Prog
 def test_without_jobs_the_page_says_how_to_begin_and_a_state_that_is_away_is_said(ddpjob: Program) -> None:
     with served(ddpjob) as pages:
         assert "No jobs on this machine" in pages().text and "ddpjob run FILE" in pages().text
-        (ddpjob.state / "jobs" / "default" / "tiny").mkdir(parents=True)
-        (ddpjob.state / "jobs" / "default" / "tiny" / "job.json").write_text("{")
+        spoil(ddpjob, "odd")
         eventually("the damaged record is said", lambda: 'class="trouble"' in pages().text)
+    assert ddpjob("run", ddpjob.write(shell_job("tiny", "echo up")), "-o", "json").code == 0
+    with served(ddpjob) as pages:
+        eventually("the other job is shown, too", lambda: "/jobs/default/tiny" in pages().text)
+        eventually("the damaged record is said", lambda: 'class="trouble"' in pages().text)
+
+
+def spoil(ddpjob: Program, name: str) -> None:
+    folder = ddpjob.state / "jobs" / "default" / name
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text("{")
+
+
+def test_a_job_that_is_deleted_or_replaced_is_not_taken_for_the_one_that_was_shown(ddpjob: Program) -> None:
+    job, page = shell_job("tiny", "echo first; exec sleep 1000"), "jobs/default/tiny"
+    with served(ddpjob, "--local") as pages, ddpjob.started("run", ddpjob.write(job), "-o", "json"):
+        ddpjob.until_log("tiny", "first")
+        eventually("the job is known", lambda: "/restart?uid=" in pages(page).text)
+        [form] = re.findall(r'action="([^"]*)"', pages(page + "/restart").text)
+        assert ddpjob("delete", "tiny", "-y").code == 0
+        eventually("its end is said", lambda: "the job tiny was deleted" in pages(page).text)
+        assert 'class="button"' not in pages(page).text
+        job["spec"]["command"][-1] = "echo second; exec sleep 1000"
+        with ddpjob.started("run", ddpjob.write(job), "-o", "json"):
+            ddpjob.until_log("tiny", "second")
+            eventually("the other job is shown", lambda: "second" in pages(page).text)
+            text = pages(page).text
+            assert "was deleted" not in text and "first" not in text
+            origin = f"http://127.0.0.1:{pages.port}"
+            assert pages(whole=form).status == pages(whole=form, method="POST", Origin=origin).status == 409
+            assert ddpjob.job("tiny")["status"]["state"] == "Running"
 
 
 def test_the_command_says_what_is_missing_and_which_port_is_taken(ddpjob: Program) -> None:
@@ -108,6 +141,31 @@ def test_the_command_says_what_is_missing_and_which_port_is_taken(ddpjob: Progra
     with served(ddpjob) as pages:
         assert f"port {pages.port} of 127.0.0.1" in ddpjob("ui", "--port", str(pages.port)).is_refused()[0]
     assert "no job missing" in ddpjob("ui", "missing").is_refused()[0]
+
+
+def test_a_log_is_followed_until_its_viewer_goes_also_if_nothing_is_printed(ddpjob: Program) -> None:
+    with ddpjob.started("run", ddpjob.write(a_job()), "-o", "json"):
+        ddpjob.until_log("tiny", "up")
+        with ddpjob.started("ui", "--local", "--no-browser") as process:
+            pages = pages_of(process)
+            log = "jobs/default/tiny/log?rank="
+            eventually("the job is known", lambda: pages("jobs/default/tiny").status == 200)
+            for wrong in ("1", "-1", "%C2%B2", "9" * 5000, ""):
+                assert pages(log + wrong).status == 404, wrong
+            with ExitStack() as followed:
+                for _ in range(16):
+                    assert followed.enter_context(pages.lines(log + "0")).readline() == b"up\n"
+                assert pages(log + "0").status == 503
+            with pages.lines("stream"):
+                eventually("they have ended", lambda: first_line(pages, log + "0") == b"up\n")
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None
+                assert process.stderr.read() == "Ctrl-C ends it.\n" and process.wait(60) == 130
+
+
+def first_line(pages: Pages, path: str) -> bytes:
+    with pages.lines(path) as answer:
+        return answer.readline() if answer.status == 200 else b""
 
 
 TRAINING = """

@@ -132,7 +132,7 @@ class Throughput:
     unit: str
     runs: list[list[tuple[int, float]]]
 
-    @property
+    @cached_property
     def median(self) -> float | None:
         found = [value for run in self.runs for _, value in run]
         return median(found) if found else None
@@ -161,7 +161,7 @@ class History:
         """All runs but the first."""
         return self.runs[1:]
 
-    @property
+    @cached_property
     def last_step(self) -> int:
         steps = [step.step for step in self.steps] + [evaluation.step for evaluation in self.evaluations]
         return max(steps, default=0)

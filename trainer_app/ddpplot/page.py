@@ -14,6 +14,7 @@ from ddpplot.history import History, Run, RunFailure, loss_text
 from ddpplot.job import FORMULA, JobRecord
 
 STYLE = figure.STYLE + Markup((Path(__file__).parent / "templates" / "page.css").read_text())  # noqa: S704 - a constant
+_STARTS = 50  # that the table of runs shows, the newest
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,30 @@ def as_html(page: TrainingPage) -> str:
     return render(figure.TEMPLATES, "page.html.j2", page, policy=policy(STYLE), style=STYLE)
 
 
-def render(templates: Environment, name: str, page: TrainingPage, **more: object) -> str:
-    """Return the page by a template, which is or extends ``page.html.j2``. more: its other variables."""
+def curves_of(history: History, job: JobRecord | None) -> Sequence[str]:
+    """Return the curves in the two widths of the page; none of a job without metrics."""
+    widths = (960, 400) if history.steps or history.evaluations or job is None else ()
+    return [Markup(figure.drawing(history, width, is_page=True)) for width in widths]  # noqa: S704 - escapes its texts
+
+
+def render(
+    templates: Environment, name: str, page: TrainingPage, curves: Sequence[str] | None = None, **more: object
+) -> str:
+    """Return the page by a template, which is or extends ``page.html.j2``.
+
+    curves: those of the history, if they were drawn before. more: other variables of the template.
+    """
     templates.filters.update(duration=duration, loss=loss_text)
-    history = page.history
-    widths = (960, 400) if history.steps or history.evaluations or page.job is None else ()
+    history, starts = page.history, bars(page.history, page.job)
     return templates.get_template(name).render(
         page=page,
         history=history,
         job=page.job,
-        curves=[Markup(figure.drawing(history, width, is_page=True)) for width in widths],  # noqa: S704 - escapes its texts
+        curves=curves_of(history, page.job) if curves is None else curves,
         last=history.evaluations[-1] if history.evaluations else None,
         throughput=history.throughput,
-        bars=bars(history, page.job),
+        bars=starts[-_STARTS:],
+        earlier=len(starts[:-_STARTS]),
         formula=FORMULA,
         **more,
     )

@@ -23,6 +23,8 @@ from ddpplot import recorded
 from ddpplot.history import History, Run, RunFailure
 from ddpplot.job import JobRecord, with_failures
 
+_LONGEST = 40  # characters of a state
+
 
 @dataclass(frozen=True)
 class Training:
@@ -113,7 +115,7 @@ def _job(found: DDPJob, place: str, now: datetime, time: TimeSpent | None) -> Jo
         found.name,
         found.namespace or "",
         place,
-        found.state,
+        one_line(found.state[:_LONGEST]),
         began=_seconds(created),
         ended=_seconds(ended) if ended else now.timestamp(),
         is_finished=found.finished,

@@ -135,7 +135,8 @@ class Client(ABC):
         """Yield the jobs as ``list``, and all of them again after each change, until the client is closed.
 
         Args:
-            on_trouble: called with the error while an API server does not answer, and with None when it does.
+            on_trouble: called with the error while an API server does not answer, and with None when it does; on this
+                machine with the error of a damaged record, which is left out then.
         """
 
     def watch(self, job: str | DDPJob, *, timeout: float | None = None) -> Iterator[DDPJobStatus]:

@@ -104,10 +104,13 @@ class LocalClient(Client):
         jobs = self._jobs(label_selector, all_namespaces=all_namespaces)
         last: Jobs | None = None
         while True:
-            found = jobs.read()
+            damaged: list[DDPJobError] = []
+            found = jobs.read(damaged.append if on_trouble is not None else None)
             if last is None or list(map(id, found)) != list(map(id, last)):
                 last = found
                 yield found
+            if on_trouble is not None:
+                on_trouble(damaged[0] if damaged else None)
             self._pause(_LOOK_SECONDS)
 
     def _jobs(self, label_selector: str | None, *, all_namespaces: bool) -> RecordedJobs:

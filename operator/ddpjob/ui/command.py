@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ddpjob.cli.place import Where, find, first_answer
+from ddpjob.cli.place import Where, find, first_answer, is_of_this_machine
+from ddpjob.client.base import Client
 from ddpjob.errors import DDPJobError
 
 _HOST = "127.0.0.1"
@@ -43,13 +44,11 @@ def ui(
 
     from ddpjob.ui.guard import Guard
     from ddpjob.ui.jobs import WatchedJobs
+    from ddpjob.ui.log import FollowedLogs
     from ddpjob.ui.server import Pages
 
     if name is None:
-        client, _, trouble = first_answer(lambda client: client.list(all_namespaces=all_namespaces), where)
-        path = ""
-        if trouble is not None:
-            raise trouble
+        client, path = _first(where, all_namespaces=all_namespaces), ""
     else:
         client = find(name, where)
         path = f"jobs/{client.get(name).namespace}/{name}"
@@ -58,8 +57,9 @@ def ui(
     with client, listener:
         jobs = WatchedJobs(client, all_namespaces=all_namespaces)
         jobs.start()
-        options = ("--local",) if where.is_here else ("--context", where.context) if where.context else ()
-        pages = Pages(client, f"/{token}", jobs, is_read_only=read_only, options=options)
+        logs = FollowedLogs(lambda: _again(client, where), lambda: server.should_exit)
+        options = ("--local",) if is_of_this_machine(client) else ("--context", where.context) if where.context else ()
+        pages = Pages(client, f"/{token}", jobs, logs, is_read_only=read_only, options=options)
         hosts = {f"{host}:{number}" for host in (_HOST, "localhost")}
         address = f"http://{_HOST}:{number}/{token}/{path}"
         typer.echo(address)
@@ -67,14 +67,35 @@ def ui(
         opened = _open(address) if browser else None
         config = uvicorn.Config(
             Guard(pages.app(), token, hosts), log_level="error", access_log=False, lifespan="off",
-            server_header=False, timeout_graceful_shutdown=1,
+            server_header=False, timeout_graceful_shutdown=3,
         )  # fmt: skip
+        server = uvicorn.Server(config)
         try:
-            uvicorn.Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])
         finally:
             if opened is not None:
                 opened.unlink(missing_ok=True)
     return 0
+
+
+def _first(where: Where, *, all_namespaces: bool) -> Client:
+    """Return the client whose jobs are shown. Raises ``DDPJobError`` if it does not answer."""
+
+    def ask(client: Client) -> object:
+        if is_of_this_machine(client):  # one damaged record must not hide the others
+            return client.list(all_namespaces=all_namespaces, on_error=lambda _: None)
+        return client.list(all_namespaces=all_namespaces)
+
+    client, _, trouble = first_answer(ask, where)
+    if trouble is not None:
+        raise trouble
+    with client:
+        return _again(client, where)  # with the usual time limit
+
+
+def _again(client: Client, where: Where) -> Client:
+    """Return another client for the same jobs."""
+    return where.machine() if is_of_this_machine(client) else where.cluster()
 
 
 def require_ui() -> None:

@@ -7,6 +7,8 @@ from datetime import datetime
 
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.cli.card import is_abnormal, sentence, troubles
+from ddpjob.cli.page import shortened
+from ddpjob.cli.text import one_line
 from ddpjob.client.base import INTERRUPTED
 from ddpjob.client.job import DDPJob
 
@@ -17,6 +19,8 @@ _LATE = 1800.0  # seconds for which a job may wait before somebody is to look
 _HELD = ("scheduling", "starting", "training", "stalled", "saving", "lost", "recovering")  # of the ledger: pods exist
 _LOST = ("scheduling", "starting", "stalled", "lost", "recovering")
 _GPU = "/gpu"
+_LONGEST = 40  # characters of a state
+_SPOILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # by a field of another form
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Row:
 
     job: DDPJob
     group: str
+    state: str
     text: str
     trouble: str
     gpus: int
@@ -61,16 +66,23 @@ class Fleet:
 
 def fleet(jobs: Iterable[DDPJob], now: datetime, *, group: str = "", text: str = "") -> Fleet:
     """Return the jobs, sorted by who needs a person. group, text: the filter; text is in a name, namespace or state."""
-    every = [row_of(job, now) for job in jobs]
+    every, spoiled = list[Row](), list[Row]()
+    for job in jobs:
+        try:
+            every.append(row_of(job, now))
+        except _SPOILED as error:  # one job must not hide the others
+            spoiled.append(_spoiled_row(job, error))
     wanted = text.lower()
     rows = [
         row
-        for row in every
-        if (not group or row.group == group) and wanted in f"{row.place} {row.job.state} {row.text}".lower()
+        for row in every + spoiled
+        if (not group or row.group == group) and wanted in f"{row.place} {row.state} {row.text}".lower()
     ]
     rows.sort(key=lambda row: (GROUPS.index(row.group), not row.is_idle, row.seconds or 0.0, row.place))
     held, idle = sum(row.gpus for row in every), sum(row.gpus for row in every if row.is_idle)
-    return Fleet(rows, Counter(row.group for row in every), held, idle, lost_of([row.job for row in every], now))
+    return Fleet(
+        rows, Counter(row.group for row in every + spoiled), held, idle, lost_of([row.job for row in every], now)
+    )
 
 
 def row_of(job: DDPJob, now: datetime) -> Row:
@@ -86,9 +98,13 @@ def row_of(job: DDPJob, now: datetime) -> Row:
     share = progress.percent / 100 if progress is not None and progress.percent is not None else None
     group = _group(job, found, current, seconds or 0.0, now)
     goodput = spent.goodput if spent is not None else None
-    return Row(
-        job, group, sentence(job, now), ", ".join(found), gpus, bool(gpus) and current in _LOST, share, goodput, seconds
-    )
+    text, trouble, is_idle = shortened(sentence(job, now)), ", ".join(found), bool(gpus) and current in _LOST
+    return Row(job, group, one_line(job.state[:_LONGEST]), text, trouble, gpus, is_idle, share, goodput, seconds)
+
+
+def _spoiled_row(job: DDPJob, error: Exception) -> Row:
+    text = one_line(f"a field has a form that this release does not know: {type(error).__name__}: {error}"[:500])
+    return Row(job, NEEDS, "unknown", text, "", 0, False, None, None, None)
 
 
 def _group(job: DDPJob, found: Sequence[str], current: str | None, seconds: float, now: datetime) -> str:
@@ -107,11 +123,15 @@ def _group(job: DDPJob, found: Sequence[str], current: str | None, seconds: floa
 
 def gpus_of(job: DDPJob) -> int:
     """Return the GPUs of the pods that the job has, by the limits of its spec."""
-    spec, world = job.manifest.get("spec") or {}, job.status.world
-    limits = (spec.get("resources") or {}).get("limits") or {}
-    each = sum(int(number) for name, number in limits.items() if name.endswith(_GPU) and str(number).isdigit())
-    nodes = world.num_nodes if world is not None else spec.get("numNodes", 1)
-    return each * nodes if isinstance(nodes, int) else 0
+    limits = ((job.manifest.get("spec") or {}).get("resources") or {}).get("limits") or {}
+    each = sum(int(number) for name, number in limits.items() if name.endswith(_GPU) and str(number).isdecimal())
+    return each * _nodes(job)
+
+
+def _nodes(job: DDPJob) -> int:
+    world = job.status.world
+    nodes = world.num_nodes if world is not None else (job.manifest.get("spec") or {}).get("numNodes")
+    return nodes if isinstance(nodes, int) else 1
 
 
 def lost_of(jobs: Iterable[DDPJob], now: datetime) -> list[Lost]:
@@ -122,7 +142,7 @@ def lost_of(jobs: Iterable[DDPJob], now: datetime) -> list[Lost]:
         if (spent := job.status.time) is None:
             continue
         namespace, spent = str(job.namespace), spent.at(now)
-        gpus = gpus_of(job) or job.manifest["spec"].get("numNodes", 1)
+        gpus = gpus_of(job) or _nodes(job)
         by_cause = hours.setdefault(namespace, Counter())
         for cause, seconds in spent.by_category.items():
             if cause in _HELD:

@@ -5,13 +5,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ddpjob.api.times import parse_time
 from ddpjob.cli.page import events_of, not_read, page_of, read_log, verdict_of
 from ddpjob.cli.place import is_of_this_machine
-from ddpjob.cli.training import training_of, without_metrics
+from ddpjob.cli.training import Training, training_of, without_metrics
 from ddpjob.client.base import Client
 from ddpjob.client.job import DDPJob
 from ddpjob.client.ranks import RankTable
@@ -19,14 +20,15 @@ from ddpjob.errors import DDPJobError, JobNotFoundError, StoppedError
 from ddpjob.ui.jobs import WatchedJobs
 from ddpjob.ui.strip import Strip
 from ddpplot import recorded
-from ddpplot.history import History, StepRow, drawable
-from ddpplot.page import PageEvent, TrainingPage, Verdict
+from ddpplot.history import History, RunFailure, StepRow, drawable
+from ddpplot.page import PageEvent, TrainingPage, Verdict, curves_of
 
 T = TypeVar("T")
 LOOK_SECONDS = 2.0  # between two looks
 _VERDICT, _EVENTS, _LOG = 10.0, 20.0, 4.0  # seconds between two readings, unless the status has changed
 _LEFT = 15.0  # seconds without a viewer until the reading ends
 _SHARE = 0.05  # of the time that the reading of metrics may take
+_LONGEST = 1000  # characters of an error
 _MOST_ROWS = 4000  # that are kept of the progress in the status; of more, every second is left out
 
 
@@ -35,25 +37,34 @@ class LiveJob:
 
     Attributes:
         version: grows when something has changed.
-        page: None before the first look.
+        page, curves: None, and none, before the first look.
         ranks: None if no launcher answers.
+        trouble: why the page is not current.
     """
 
     def __init__(self, client: Client, jobs: WatchedJobs, namespace: str, name: str) -> None:
         self._client, self._jobs, self._key = client, jobs, (namespace, name)
-        self.version, self.strip = 0, Strip()
+        self.version = 0
+        self._viewed, self._thread, self._lock = 0.0, None, threading.Lock()
+        self._ready = threading.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing, as of a job that has taken the name of another."""
+        self.strip = Strip()
         self.page: TrainingPage | None = None
         self.ranks: RankTable | None = None
         self.job: DDPJob | None = None
+        self.trouble: DDPJobError | None = None
         self._verdict: Verdict | None = None
         self._events: Sequence[PageEvent] = ()
         self._log: tuple[str, Sequence[str]] = "", ()
-        self._history, self._rows = None, list[StepRow]()
+        self.curves: Sequence[str] = ()
+        self._history: History | None = None
+        self._source: tuple[History | None, Sequence[RunFailure], History] = None, (), History([], [], [], [], None, "")
+        self._rows = list[StepRow]()
         self._read: dict[str, float] = {}  # when each part is read again
-        self._viewed, self._thread, self._lock = 0.0, None, threading.Lock()
-        self._ready = threading.Event()
 
-    _history: History | None
     _thread: threading.Thread | None
 
     def seen(self) -> None:
@@ -61,6 +72,7 @@ class LiveJob:
         self._viewed = time.monotonic()
         with self._lock:
             if self._thread is None:
+                self._ready.clear()  # what was seen last is old
                 self._thread = threading.Thread(target=self._follow, name="ddpjob-ui-job", daemon=True)
                 self._thread.start()
 
@@ -78,9 +90,11 @@ class LiveJob:
             try:
                 self._look()
             except JobNotFoundError:
-                pass  # it was deleted: what was seen last stays
+                pass  # the watch will say so
             except StoppedError:
                 return
+            except Exception as error:  # of a record of any form; the thread must go on
+                self._say(_not_shown(self._key[1], error))
             finally:
                 self._ready.set()
             time.sleep(max(LOOK_SECONDS, 2 * (time.monotonic() - began)))
@@ -88,7 +102,11 @@ class LiveJob:
     def _look(self) -> None:
         found = self._jobs.job(*self._key)
         if found is None:
+            if self.job is not None and self._jobs.trouble is None:
+                self._say(JobNotFoundError(f"the job {self._key[1]} was deleted", "the page shows what was seen last"))
             return
+        if self.job is not None and self.job.uid != found.uid:
+            self._begin()
         has_changed, self.job = found is not self.job, found
         if has_changed:
             self._take_progress(found)
@@ -102,8 +120,23 @@ class LiveJob:
         self._look_at_ranks(found)
         self._read_metrics(found)
         training = training_of(found, self._client.place, self._history or self._of_status(found))
-        self.page = page_of(training, self._verdict, self._events, self._log)
+        training = self._drawn(training)
+        self.page, self.trouble = page_of(training, self._verdict, self._events, self._log), None
         self.version += 1
+
+    def _drawn(self, training: Training) -> Training:
+        """Draw the curves unless they are the same: 100,000 steps take a third of a second. Return what they show."""
+        source, failures, shown = self._source
+        if source is None or source is not self._history or failures != training.job.failures:
+            self._source = self._history, training.job.failures, training.history
+            self.curves = curves_of(training.history, training.job)
+            return training
+        return replace(training, history=shown)
+
+    def _say(self, trouble: DDPJobError) -> None:
+        if str(trouble) != str(self.trouble):
+            self.trouble = trouble
+            self.version += 1
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = time.monotonic()
@@ -173,6 +206,14 @@ def _asked(ask: Callable[[], T], otherwise: Callable[[DDPJobError], T]) -> T:
         raise
     except DDPJobError as error:
         return otherwise(error)
+
+
+def _not_shown(name: str, error: Exception) -> DDPJobError:
+    return DDPJobError(
+        f"the page of {name} cannot be drawn: {type(error).__name__}: {error}"[:_LONGEST],
+        "a field of the job has a form that this release does not know",
+        f"ddpjob get {name} -o yaml shows the fields",
+    )
 
 
 def _number(text: str | None) -> float | None:

@@ -47,18 +47,20 @@ class WatchedJobs:
             try:
                 for jobs in self.client.watch_list(all_namespaces=self.all_namespaces, on_trouble=self._on_trouble):
                     self.jobs = jobs
-                    self._on_trouble(None)
                     self.version += 1
                     self._answered.set()
             except StoppedError:
                 return
             except DDPJobError as error:
                 self._on_trouble(error)
+            except Exception as error:  # of a record of any form; without this thread all pages are old
+                self._on_trouble(DDPJobError(f"the jobs cannot be read: {type(error).__name__}: {error}"))
             time.sleep(_AGAIN)
 
     def _on_trouble(self, error: DDPJobError | None) -> None:
         if (error is None) != (self.trouble is None):
             self.since = None if error is None else datetime.now(UTC)
+        if str(error) != str(self.trouble):
             self.version += 1
         self.trouble = error
         if error is not None:

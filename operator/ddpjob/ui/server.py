@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -18,16 +20,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ddpjob.api.text import clean_line
 from ddpjob.api.times import parse_time
 from ddpjob.cli.place import is_of_this_machine
 from ddpjob.cli.text import duration, one_line
 from ddpjob.client.base import Client
 from ddpjob.client.job import DDPJob
-from ddpjob.errors import DDPJobError, StoppedError
+from ddpjob.errors import DDPJobError
 from ddpjob.ui.fleet import GROUPS, fleet
 from ddpjob.ui.job import LiveJob
 from ddpjob.ui.jobs import WatchedJobs
+from ddpjob.ui.log import MOST, FollowedLogs
 from ddpjob.ui.strip import ranks_now, sentence
 from ddpjob.version import __version__
 from ddpplot import figure
@@ -43,8 +45,9 @@ TEMPLATES = figure.TEMPLATES.overlay(loader=ChoiceLoader([PackageLoader("ddpjob.
 TEMPLATES.filters |= {"duration": page_duration, "query": lambda parts: f"?{urlencode(parts)}" if parts else ""}
 _FIRST = 10.0  # seconds that a page waits for the first answer
 _SEND = 1.0  # seconds between two looks whether a page has changed
+_AGES = 15.0  # seconds until a page of all jobs is sent again, as ages and those that wait for long change without news
 _SHOWN_RANKS = 24
-_FOLLOWED = 16  # logs at once
+_RANK = re.compile("[0-9]{1,6}")
 
 Verb = Callable[[Client, DDPJob], str]
 
@@ -98,12 +101,12 @@ class Pages:
     client: Client
     root: str
     jobs: WatchedJobs
+    logs: FollowedLogs
     is_read_only: bool = False
     options: tuple[str, ...] = ()  # of a command line for the same place
     _live: dict[tuple[str, str], LiveJob] = field(default_factory=dict)
-    _drawn: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+    _drawn: dict[tuple[str, str], tuple[tuple[object, ...], str]] = field(default_factory=dict)
     _drawing: threading.Lock = field(default_factory=threading.Lock)
-    _followed: int = 0
 
     def app(self) -> Starlette:
         """Return the application, without its guard."""
@@ -125,7 +128,7 @@ class Pages:
         return _page(await run_in_threadpool(self._fleet_html, request))
 
     async def _fleet_stream(self, request: Request) -> Response:
-        return _stream(request, lambda: self.jobs.version, lambda: self._fleet_html(request))
+        return self._stream(lambda: (self.jobs.version, time.monotonic() // _AGES), lambda: self._fleet_html(request))
 
     def _fleet_html(self, request: Request) -> str:
         given = {name: request.query_params.get(name, "") for name in ("group", "q")}
@@ -142,9 +145,12 @@ class Pages:
     def _place(self) -> str:
         return f"{self.client.host}, all namespaces" if self.jobs.all_namespaces else self.client.place
 
-    def _trouble(self) -> dict[str, object]:
-        since = self.jobs.since
-        return {"trouble": self.jobs.trouble, "since": since.isoformat(timespec="seconds") if since else ""}
+    def _trouble(self, live: LiveJob | None = None) -> dict[str, object]:
+        """Return why a page is not current, for its template."""
+        trouble, since = self.jobs.trouble, self.jobs.since
+        if trouble is None and live is not None:
+            return {"trouble": live.trouble, "since": ""}
+        return {"trouble": trouble, "since": since.isoformat(timespec="seconds") if since else ""}
 
     def _found(self, request: Request) -> LiveJob:
         key = request.path_params["namespace"], request.path_params["name"]
@@ -158,6 +164,8 @@ class Pages:
         await run_in_threadpool(self.jobs.wait, _FIRST)
         key = request.path_params["namespace"], request.path_params["name"]
         if self.jobs.job(*key) is None and key not in self._live:
+            if self.jobs.jobs is None:
+                return PlainTextResponse(f"the jobs cannot be read yet: {self.jobs.trouble or 'no answer'}\n", 503)
             return PlainTextResponse(f"there is no job {'/'.join(map(one_line, key))}\n", 404)
         live = self._found(request)
         await run_in_threadpool(live.wait, _FIRST)
@@ -168,61 +176,69 @@ class Pages:
         if self.jobs.job(*key) is None and key not in self._live:
             return PlainTextResponse("there is no such job\n", 404)
 
-        def version() -> tuple[int, bool]:
-            live = self._found(request)
-            return live.version, self.jobs.trouble is None
+        def version() -> object:
+            return self._version(self._found(request))
 
-        return _stream(request, version, lambda: self._job_html(request, self._found(request)))
+        return self._stream(version, lambda: self._job_html(request, self._found(request)))
+
+    def _version(self, live: LiveJob) -> tuple[object, ...]:
+        return live.version, str(self.jobs.trouble)
 
     def _job_html(self, request: Request, live: LiveJob) -> str:
         """Return the page, drawn once for all who look at it."""
         key = request.path_params["namespace"], request.path_params["name"]
         with self._drawing:
-            version = hash((live.version, self.jobs.trouble is None))
-            if self._drawn.get(key, (None, ""))[0] != version:
+            version = self._version(live)
+            if self._drawn.get(key, ((), ""))[0] != version:
                 self._drawn[key] = version, self._draw(key, live)
             return self._drawn[key][1]
 
     def _draw(self, key: tuple[str, str], live: LiveJob) -> str:
         here = f"{self.root}/jobs/{'/'.join(key)}"
-        if live.page is None or live.job is None:
+        page, job, table, trouble = live.page, live.job, live.ranks, self._trouble(live)  # its thread may replace them
+        if page is None or job is None:
             return TEMPLATES.get_template("confirm.html.j2").render(
                 policy=_POLICY, style=STYLE, here=f"{self.root}/", job="all jobs", title=key[1], place=self._place,
-                text="The job cannot be read yet.", command="/".join(key), asks=False, is_bad=True, output="",
+                text="The job cannot be read yet: read this page again.", command="/".join(key), asks=False,
+                is_bad=True, output=str(trouble["trouble"] or ""),
             )  # fmt: skip
-        ranks = ranks_now(live.ranks) if live.ranks is not None else []
+        ranks = ranks_now(table) if table is not None else []
+        can_change = not self.is_read_only and self.jobs.job(*key) is not None
         return render(
-            TEMPLATES, "job.html.j2", live.page, policy=_POLICY, style=STYLE, root=self.root, here=here,
-            stream=f"{here}/stream", actions=[] if self.is_read_only else verbs_of(live.job),
+            TEMPLATES, "job.html.j2", page, live.curves, policy=_POLICY, style=STYLE, root=self.root, here=here,
+            stream=f"{here}/stream", actions=verbs_of(job) if can_change else [], uid=job.uid,
             ranks=ranks[:_SHOWN_RANKS], more_ranks=max(0, len(ranks) - _SHOWN_RANKS),
-            waits=sentence(live.ranks) if live.ranks is not None else "",
-            strip=live.strip.image(), strip_height=max(40, min(512, 8 * live.strip.rows)), loss=at_risk(live.job),
-            **self._trouble(),
+            waits=sentence(table) if table is not None else "",
+            strip=live.strip.image(), strip_height=max(40, min(512, 8 * live.strip.rows)), loss=at_risk(job),
+            **trouble,
         )  # fmt: skip
+
+    def _stream(self, version: Callable[[], object], html: Callable[[], str]) -> Response:
+        """Send the page now, which may have changed since it was read, and after each change, as server-sent events."""
+
+        async def events() -> AsyncIterator[str]:
+            known: object = None
+            while not self.logs.is_ending():
+                now = version()
+                if now != known:
+                    yield f"data: {json.dumps(await run_in_threadpool(html))}\n\n"
+                    known = now
+                else:
+                    yield ": alive\n\n"
+                await asyncio.sleep(_SEND)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
 
     async def _log(self, request: Request) -> Response:
         """Send the log of a rank as text, and what is printed later."""
         rank = request.query_params.get("rank", "0")
         job = self.jobs.job(request.path_params["namespace"], request.path_params["name"])
-        if job is None or not rank.isdigit():
+        world = job.status.world if job is not None else None
+        if job is None or not _RANK.fullmatch(rank) or (world is not None and int(rank) >= world.world_size):
             return PlainTextResponse("there is no such job or rank\n", 404)
-        if self._followed >= _FOLLOWED:
-            return PlainTextResponse(f"{_FOLLOWED} logs are followed already: close one of them\n", 503)
-
-        def lines() -> Iterator[str]:
-            self._followed += 1
-            try:
-                for line in self.client.logs(job, ranks={int(rank)}, follow=True):
-                    if not line.unfinished:
-                        yield f"{clean_line(line.text)}\n"
-            except StoppedError:
-                return
-            except DDPJobError as error:
-                yield f"{error}\n"
-            finally:
-                self._followed -= 1
-
-        return StreamingResponse(lines(), media_type="text/plain; charset=utf-8")
+        if self.logs.is_full:
+            return PlainTextResponse(f"{MOST} logs are followed already: close one of them\n", 503)
+        return StreamingResponse(self.logs.text(job, int(rank)), media_type="text/plain; charset=utf-8")
 
     async def _command(self, request: Request) -> Response:
         """Show a command, and carry it out when it is confirmed."""
@@ -230,6 +246,8 @@ class Pages:
         job = self.jobs.job(namespace, name)
         if job is None or verb not in VERBS:
             return PlainTextResponse("there is no such page\n", 404)
+        if request.query_params.get("uid", job.uid) != job.uid:
+            return PlainTextResponse(f"{name} was deleted, and another job has its name: open its page again\n", 409)
         text, act = VERBS[verb]
         here = f"{self.root}/jobs/{namespace}/{name}"
         output, error = "", None
@@ -245,7 +263,7 @@ class Pages:
             TEMPLATES.get_template("confirm.html.j2").render(
                 policy=_POLICY, style=STYLE, here=here, job=name, title=verb, text=text, place=self._place,
                 command=shlex.join(["ddpjob", verb, name, *self.options, "-n", namespace]),
-                asks=request.method == "GET", output=shown, is_bad=error is not None,
+                asks=request.method == "GET", uid=job.uid, output=shown, is_bad=error is not None,
             )
         )  # fmt: skip
 
@@ -264,21 +282,3 @@ def at_risk(job: DDPJob) -> str:
 
 def _page(html: str) -> Response:
     return HTMLResponse(html, headers=_HEADERS)
-
-
-def _stream(request: Request, version: Callable[[], object], html: Callable[[], str]) -> Response:
-    """Send the page again after each change, as server-sent events."""
-
-    async def events() -> AsyncIterator[str]:
-        known: object = None
-        while not await request.is_disconnected():
-            now = version()
-            if now != known:
-                if known is not None:
-                    yield f"data: {json.dumps(await run_in_threadpool(html))}\n\n"
-                known = now
-            else:
-                yield ": alive\n\n"
-            await asyncio.sleep(_SEND)
-
-    return StreamingResponse(events(), media_type="text/event-stream")

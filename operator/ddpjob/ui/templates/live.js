@@ -1,8 +1,17 @@
 // Replaces the parts of the page that have changed; without it, the page is read again by hand.
 "use strict";
 const place = document.querySelector("[data-stream]");
-const source = new EventSource(place.dataset.stream);
-source.onmessage = (message) => {
+let source = null;
+// A browser has six connections to a host: pages that nobody sees give theirs back.
+function follow() {
+  if (source) source.close();
+  source = null;
+  if (document.hidden) return;
+  source = new EventSource(place.dataset.stream);
+  source.onmessage = show;
+  source.onerror = say;
+}
+function show(message) {
   const next = new DOMParser().parseFromString(JSON.parse(message.data), "text/html");
   const opened = new Set([...document.querySelectorAll("details[open]")].map((one) => one.id));
   for (const part of document.querySelectorAll("main > [id], #trouble")) {
@@ -26,13 +35,15 @@ source.onmessage = (message) => {
     before = fresh;
   }
   document.title = next.title;
-};
-source.onerror = () => {
+}
+function say() {
   const trouble = document.getElementById("trouble");
   if (trouble && !trouble.firstElementChild) {
     const text = document.createElement("p");
     text.className = "trouble";
-    text.textContent = "ddpjob ui does not answer since " + new Date().toISOString() + ": it was ended, or this machine sleeps. Start it again.";
+    text.textContent = "ddpjob ui does not answer since " + new Date().toISOString() + ". If it has ended, start it again; its new address has another token.";
     trouble.append(text);
   }
-};
+}
+document.addEventListener("visibilitychange", follow);
+follow();
