@@ -115,12 +115,16 @@ class LiveJob:
             self._verdict = _asked(lambda: verdict_of(self._client.explain(found)), not_read)
         if self._is_due("events", _EVENTS) or has_changed:
             self._events = _asked(lambda: events_of(self._client.timeline(found)), lambda _: self._events)
+        if self.page is None:
+            self._show(found)  # a kubelet that does not answer must not hide the verdict
         if self._is_due("log", _LOG):
             self._log = read_log(self._client, found)
         self._look_at_ranks(found)
         self._read_metrics(found)
-        training = training_of(found, self._client.place, self._history or self._of_status(found))
-        training = self._drawn(training)
+        self._show(found)
+
+    def _show(self, found: DDPJob) -> None:
+        training = self._drawn(training_of(found, self._client.place, self._history or self._of_status(found)))
         self.page, self.trouble = page_of(training, self._verdict, self._events, self._log), None
         self.version += 1
 
