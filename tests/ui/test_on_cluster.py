@@ -17,6 +17,7 @@ from tests.worlds.control_plane import ControlPlane
 from tests.worlds.fault_proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.apiserver
+AWAY = "does not answer"
 
 
 @pytest.fixture
@@ -43,14 +44,14 @@ def test_a_job_is_followed_while_the_api_server_is_away_and_back(
         eventually("the watch is open", lambda: any("watch=true" in seen.path.lower() for seen in proxy.seen))
         proxy.rule = lambda request: Fault(status=503)
         proxy.cut()
-        has(pages, page, "no answer since")
-        has(pages, "", "no answer since")
+        has(pages, page, AWAY)
+        has(pages, "", AWAY)
         assert ">Running<" in pages(page).text, "what was seen last stays"
         progress = {"display": "7", "step": 7, "loss": "0.5", "lastHeartbeatTime": TIME}
         world.patch(job, progress=progress, state="Running")
         proxy.rule = lambda request: None
         has(pages, page, "step 7")
-        assert "no answer since" not in pages(page).text
+        assert AWAY not in pages(page).text
         world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/mnist")
         eventually("it is not listed", lambda: "mnist" not in pages().text)
 
