@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from ddpjob import Client
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.client.job import DDPJob
 from ddpjob.ui.fleet import ENDED, NEEDS, RUNS, WAITS, Fleet, fleet, gpus_of
+from ddpjob.ui.jobs import WatchedJobs
+from ddpjob.ui.log import FollowedLogs
+from ddpjob.ui.server import Pages
 from tests.builders import NOW, a_job
 
 GPUS = {"limits": {"nvidia.com/gpu": 4, "cpu": 8}}
@@ -113,3 +119,11 @@ def test_a_thousand_jobs_are_sorted_in_time() -> None:
     began = time.process_time()
     assert len(fleet(many, NOW).rows) == 1000
     assert time.process_time() - began < 2.0
+
+
+def test_a_page_of_many_jobs_stays_small_and_says_so(tmp_path: Path) -> None:
+    client = Client.local(tmp_path)
+    jobs = WatchedJobs(client, jobs=[a_found(f"job-{number}", "Pending", age=0.1) for number in range(1000)])
+    pages = Pages(client, "/token", jobs, FollowedLogs(lambda: client, lambda: True))
+    page = pages._fleet_html(Request({"type": "http", "query_string": b"q=job-", "headers": []}))
+    assert "The first 300 of 1,000 jobs" in page and len(page) < 200_000

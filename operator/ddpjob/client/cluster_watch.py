@@ -27,6 +27,7 @@ WATCH_SECONDS = 60.0
 """After this time a watch is asked for again, and the jobs are read: a connection may be dead without an error, and an
 API server whose data was restored from a backup sends nothing to a watch that began before."""
 _WATCH_MARGIN = 10.0
+_AGAIN = 1.0  # seconds until the list is read when its history is gone: a proxy may say so each time
 
 
 def _events(
@@ -88,6 +89,7 @@ class WatchedJobs:
                 error = request_error(cause)
                 if error.status == 410:
                     self._version = ""
+                    self._connection.closed.wait(_AGAIN)
                     continue
                 self._on_trouble(self._connection.explained(error))
                 self._connection.survive(error, self._patience)

@@ -46,7 +46,7 @@ TEMPLATES.filters |= {"duration": page_duration, "query": lambda parts: f"?{urle
 _FIRST = 10.0  # seconds that a page waits for the first answer
 _SEND = 1.0  # seconds between two looks whether a page has changed
 _AGES = 15.0  # seconds until a page of all jobs is sent again, as ages and those that wait for long change without news
-_SHOWN_RANKS = 24
+_SHOWN_RANKS, _SHOWN_JOBS = 24, 300
 _RANK = re.compile("[0-9]{1,6}")
 
 Verb = Callable[[Client, DDPJob], str]
@@ -136,6 +136,7 @@ class Pages:
         query = urlencode({name: value for name, value in given.items() if value})
         return TEMPLATES.get_template("fleet.html.j2").render(
             policy=_POLICY, style=STYLE, root=self.root, stream=f"{self.root}/stream?{query}", fleet=found,
+            most=_SHOWN_JOBS,
             groups=GROUPS, chosen=given["group"], text=given["q"], is_known=self.jobs.jobs is not None,
             place=one_line(self._place), program=f"ddpjob {__version__}",
             is_here=is_of_this_machine(self.client), **self._trouble(),
