@@ -125,6 +125,7 @@ OF_A_FINISHED_JOB = (
 )
 OF_A_RUNNING_JOB = ("top", "stacks", "profile", "restart", "suspend", "resume")
 OF_A_CLUSTER = ("submit",)  # run here with --dry-run=client
+OF_A_BROWSER = ("ui",)  # tests/ui
 
 STEPS = """
 import time
@@ -155,7 +156,14 @@ def works(ddpjob: Program, *verb: str) -> Done:
 
 def test_the_example_of_every_command_is_run() -> None:
     group: Any = get_command(application())
-    assert set(group.commands) == {"run", *OF_FILES, *OF_A_FINISHED_JOB, *OF_A_RUNNING_JOB, *OF_A_CLUSTER}
+    assert set(group.commands) == {
+        "run",
+        *OF_FILES,
+        *OF_A_FINISHED_JOB,
+        *OF_A_RUNNING_JOB,
+        *OF_A_CLUSTER,
+        *OF_A_BROWSER,
+    }
 
 
 def test_examples_of_the_help_about_files_and_for_a_cluster_work(reader: Program) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,14 +23,18 @@ import torch
 
 from ddprun.checkpoint_files import newest_valid
 from tests.metrics import effective_rows
-from tests.processes import eventually, free_port
+from tests.processes import free_port
 
 PATIENCE = 300.0  # seconds; only a hang takes that long, even on a busy machine
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Wait for the condition's first true value and return it."""
-    return eventually(what, condition, timeout=patience)
+    """Wait for the condition's first true value and return it. A condition may be what makes its own progress."""
+    end = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < end, f"timed out after {patience:.0f} s: {what}"
+        time.sleep(0.01)
+    return value
 
 
 @dataclass

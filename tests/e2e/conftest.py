@@ -82,9 +82,10 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def operator(cluster: Cluster) -> Installation:
-    """Load both images into every worker, and install the operator with Helm from charts/ddpjob."""
+    """Load the images into every worker, and install the operator with Helm from charts/ddpjob."""
     cluster.load_image(images.TRAINER_TAG)
     cluster.load_image(images.OPERATOR_TAG)
+    cluster.load_image(images.TORCH_TAG)  # now, while all nodes run
     installation = Installation.of(cluster.kubeconfig)
     _installed.append(installation)
     installation.uninstall()

@@ -76,7 +76,6 @@ def ended_script(trial: Trial) -> tuple[Json, list[int], str, list[Json]]:
 
     Return the status, how many steps each rank has counted, and table and trace of the profile.
     """
-    trial.cluster.load_image(TORCH_TAG)
     script = ENDS.read_text()
     source, job = objects(trial.name, "torchrun", script)
     job["spec"] |= {"image": TORCH_TAG, "launcher": "Injected"}

@@ -25,7 +25,11 @@ from tests.install.lock import DISTRIBUTIONS, HEADS, asked, pinned, project
 # of the extras plot and ui.
 NOT_ALONE = {
     "ddprun": {"ddprun.rank_run", "ddprun.distributed.rendezvous", "ddprun.distributed.process_group"},
-    "ddpjob": {"ddpjob.cli.training", "ddpjob.cli.page", *(f"ddpjob.ui.{name}" for name in ("guard", "job", "server"))},
+    "ddpjob": {
+        "ddpjob.cli.training",
+        "ddpjob.cli.page",
+        *(f"ddpjob.ui.{name}" for name in ("fleet", "guard", "job", "log", "server")),
+    },
 }
 LESSONS = {f"ddptrain/lessons/{name}.py" for name in lesson_names()}
 EXAMPLE = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"

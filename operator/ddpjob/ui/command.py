@@ -7,14 +7,16 @@ import tempfile
 import webbrowser
 from html import escape
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from ddpjob.cli.place import Where, find, first_answer, is_of_this_machine
-from ddpjob.client.base import Client
 from ddpjob.errors import DDPJobError
+
+if TYPE_CHECKING:
+    from ddpjob.client.base import Client
 
 _HOST = "127.0.0.1"
 
@@ -78,10 +80,10 @@ def ui(
     return 0
 
 
-def _first(where: Where, *, all_namespaces: bool) -> Client:
+def _first(where: Where, *, all_namespaces: bool) -> "Client":
     """Return the client whose jobs are shown. Raises ``DDPJobError`` if it does not answer."""
 
-    def ask(client: Client) -> object:
+    def ask(client: "Client") -> object:
         if is_of_this_machine(client):  # one damaged record must not hide the others
             return client.list(all_namespaces=all_namespaces, on_error=lambda _: None)
         return client.list(all_namespaces=all_namespaces)
@@ -93,7 +95,7 @@ def _first(where: Where, *, all_namespaces: bool) -> Client:
         return _again(client, where)  # with the usual time limit
 
 
-def _again(client: Client, where: Where) -> Client:
+def _again(client: "Client", where: Where) -> "Client":
     """Return another client for the same jobs."""
     return where.machine() if is_of_this_machine(client) else where.cluster()
 
