@@ -6,6 +6,7 @@ import socket
 import tempfile
 import webbrowser
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,8 +35,8 @@ def ui(
 ) -> int:
     """Serve pages about jobs on 127.0.0.1, with your own rights: all jobs, and each with its curves, ranks and events.
 
-    It runs until Ctrl-C. The address has a token; nobody else on this machine can read the pages without it. It needs
-    the extra ui of ddpjob.
+    It runs until Ctrl-C. The address has a token, without which other users of this machine cannot read the pages. The
+    command needs the extra ui of ddpjob.
 
     \b
     Example:
@@ -103,17 +104,14 @@ def _again(client: "Client", where: Where) -> "Client":
 def require_ui() -> None:
     """Raise ``DDPJobError`` unless the extra is installed."""
     try:
-        import starlette
-        import uvicorn  # noqa: F401
-
-        import ddpplot.recorded  # noqa: F401
+        for module in ("starlette", "uvicorn", "ddpplot.recorded"):
+            import_module(module)
     except ModuleNotFoundError as error:
         raise DDPJobError(
             f"the package {error.name} is not installed",
             "the pages need the extra ui of ddpjob",
             "pip install 'ddpjob[ui]'",
         ) from error
-    del starlette
 
 
 def _listener(port: int) -> socket.socket:

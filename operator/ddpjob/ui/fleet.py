@@ -15,7 +15,7 @@ from ddpjob.client.job import DDPJob
 NEEDS, WAITS, RUNS, ENDED = "needs a person", "waits", "runs", "ended"
 GROUPS = (NEEDS, WAITS, RUNS, ENDED)
 _RECENT = 86_400.0  # seconds for which a failed job needs a person
-_LATE = 1800.0  # seconds for which a job may wait before somebody is to look
+_LATE = 1800.0  # seconds for which a job may wait until it needs a person
 _HELD = ("scheduling", "starting", "training", "stalled", "saving", "lost", "recovering")  # of the ledger: pods exist
 _LOST = ("scheduling", "starting", "stalled", "lost", "recovering")
 _GPU = "/gpu"

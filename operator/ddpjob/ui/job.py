@@ -1,4 +1,4 @@
-"""One job as its page shows it: read in a thread as long as somebody looks, once for all who do."""
+"""One job as its page shows it: one thread reads it for all viewers of the page, as long as there are any."""
 
 import contextlib
 import math
@@ -68,7 +68,7 @@ class LiveJob:
     _thread: threading.Thread | None
 
     def seen(self) -> None:
-        """Take note that somebody looks, and read if nobody has."""
+        """Take note of a viewer, and start the thread that reads unless it runs."""
         self._viewed = time.monotonic()
         with self._lock:
             if self._thread is None:

@@ -53,11 +53,11 @@ Verb = Callable[[Client, DDPJob], str]
 
 
 def _stacks(client: Client, job: DDPJob) -> str:
-    from ddpjob.cli.stacks import headline
+    from ddpjob.cli.stacks import headline, listed
 
     seen = client.stacks(job)
     parts = [headline(seen)]
-    parts += [f"ranks {', '.join(str(one.rank) for one in group)}:\n{group[0].stacks.strip()}" for group in seen.groups]
+    parts += [f"ranks {listed([one.rank for one in group])}:\n{group[0].stacks.strip()}" for group in seen.groups]
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The operator's metrics. Every label but the namespace has few values, and that of a job with ``metrics_per_job``."""
+"""The operator's metrics. Labels have few values, apart from the namespace and, with ``metrics_per_job``, the job."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

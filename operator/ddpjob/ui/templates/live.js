@@ -2,7 +2,7 @@
 "use strict";
 const place = document.querySelector("[data-stream]");
 let source = null;
-// A browser has six connections to a host: pages that nobody sees give theirs back.
+// A browser has six connections to a host: hidden pages close theirs.
 function follow() {
   if (source) source.close();
   source = null;
